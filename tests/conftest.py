@@ -14,8 +14,8 @@ from pathlib import Path
 import fast_interpreter
 import pytest
 import torch
-from drawn_programs import drawn_programs
 from hypothesis import HealthCheck, settings
+from pretended_clock import drawn_programs
 from sampling import sampled
 from statements import DEVICE, IS_INTERPRETED, IS_THOROUGH, examples
 from torch import Tensor

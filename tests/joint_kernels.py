@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-import pytest
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pretended_clock import Contests, pretended_clock
 
 from insum_ops.compiler import joint
-from insum_ops.compiler.autograd import functions
-from insum_ops.compiler.joint import fitted
-from insum_ops.compiler.prepared import prepare
-from insum_ops.compiler.tuning import joint_problem
-from insum_ops.lru_cache import LRUCache
+from insum_ops.compiler.tuning import Key
+
+__all__ = ["outputs", "share_kernels"]
 
 
-def share_kernels(monkeypatch: pytest.MonkeyPatch, config: int) -> list[tuple[str, ...]]:
-    """Return what will hold the outputs of every joint kernel that was looked for and found; -1: the last config."""
-    outputs: list[tuple[str, ...]] = []
+@contextmanager
+def share_kernels(config: int) -> Iterator[Contests]:
+    """All statements of a joint call share the kernel of one config; of a number too large, or of -1, the last one."""
+    with pretended_clock(joint) as contests:
+        contests.runs = 0
 
-    def choice(calls, run):
-        statements = [prepare(*call) for call in calls]
-        for statement, call in zip(statements, calls):
-            statement.variant(call.tensors)
-        problems = [statement.problem(call.tensors, call.fact) for statement, call in zip(statements, calls)]
-        in_order = joint._groups(problems)[tuple(range(len(calls)))]
-        own = joint_problem(problems, in_order)
-        if own is None:
-            return joint._Choice(None)
-        outputs.append(tuple(statement.bound.statement.output.name for statement in statements))
-        at = config if config < len(own.configs) else -1
-        return joint._Choice(fitted(own.launcher(own.configs[at]), statements), tuple(range(len(calls))))
+        def winner(_: Key, ways: list[str]) -> str:
+            shared = [way for way in ways if way != joint.APART and " alone: " not in way]
+            return shared[min(config, len(shared) - 1)] if shared else joint.APART
 
-    monkeypatch.setattr(joint, "_choice", choice)
-    monkeypatch.setattr(functions, "PLAIN_CALLS", LRUCache(64))  # no plan of another test is replayed
-    return outputs
+        contests.winner = winner
+        yield contests
+
+
+def outputs(contests: Contests) -> list[tuple[str, ...]]:
+    """Return what the statements of each choice write."""
+    return [tuple(re.findall(r"(?:: |; )(\w+)\[", key.statement)) for key, _ in contests]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 from statements import DEVICE
 
+from insum_ops.formats.voxels import map_tables
 from insum_ops.formats.voxels import sort as voxel_sort
 
 
@@ -13,6 +16,14 @@ def makers(kernels):
     """Each test by sorting and, where they run, by kernels."""
     own = [pytest.param(voxel_sort, id="sort"), pytest.param(kernels, id="kernels", marks=pytest.mark.kernels)]
     return pytest.mark.parametrize("maker", own)
+
+
+@contextmanager
+def by_sorting():
+    """Maps are made as on a CPU without kernels."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(map_tables, "maker", lambda indices: voxel_sort)
+        yield
 
 
 def table_of(rows, volume, share):

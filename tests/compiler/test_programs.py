@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from drawn_programs import drawn
+from pretended_clock import Contests, drawn_programs
 from process_caches import forget
 from reference import LoopNest
 from tolerances import TOLERANCE, assert_within, bound
@@ -37,10 +37,9 @@ def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def untimed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (routes, torch_gradients):
-        monkeypatch.setattr(module, "fastest", lambda *_, **__: pytest.fail("timed"))
-    forget()
+def contests() -> Iterator[Contests]:
+    with drawn_programs() as made:
+        yield made
 
 
 def choices(folder: Path) -> list[str]:
@@ -73,7 +72,6 @@ def test_the_fastest_program_is_found_once_and_remembered(clock: Path, dtype: to
     assert choices(clock) == [f"program of {SUMS}"]
 
 
-@pytest.mark.usefixtures("untimed")
 def test_nothing_is_timed_if_tuning_is_off(clock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INSUM_TUNE", "off")
     tensors, expected = sums()
@@ -82,8 +80,7 @@ def test_nothing_is_timed_if_tuning_is_off(clock: Path, monkeypatch: pytest.Monk
     assert not clock.exists()
 
 
-@pytest.mark.usefixtures("clock", "untimed")
-def test_nothing_is_timed_if_algorithms_are_deterministic_or_one_program_is_all_there_is() -> None:
+def test_nothing_is_timed_if_algorithms_are_deterministic_or_one_program_is_all_there_is(contests: Contests) -> None:
     assert insum("Y[i,k] += A[i,j] * B[j,k]", A=torch.ones(2, 3), B=torch.ones(3, 2)).tolist() == [[3, 3], [3, 3]]
     tensors, expected = sums()
     torch.use_deterministic_algorithms(True)
@@ -92,6 +89,7 @@ def test_nothing_is_timed_if_algorithms_are_deterministic_or_one_program_is_all_
         insum(SCORES, **scores())
     finally:
         torch.use_deterministic_algorithms(False)
+    assert not contests
 
 
 # expression, shapes of values, shapes of index tensors and what they point into, size
@@ -133,17 +131,15 @@ def drawn_case(name: str, dtype: torch.dtype, index_dtype: torch.dtype) -> tuple
     return expr, {**tensors, **indexes}, size
 
 
-@pytest.mark.usefixtures("clock")
-@pytest.mark.parametrize("choice", [torch_gradients.BY_TORCH, torch_gradients.AS_STATEMENTS])
+@pytest.mark.parametrize("chosen", [torch_gradients.BY_TORCH, torch_gradients.AS_STATEMENTS])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_statements_have_the_gradients_of_the_loop_nest_in_every_way(
-    name: str, dtype: torch.dtype, choice: str, monkeypatch: pytest.MonkeyPatch
+    name: str, dtype: torch.dtype, chosen: str, contests: Contests
 ) -> None:
+    contests.runs = 1
     for at in range(3):  # of programs, one after the other
-        pick = lambda key, ways, first, *rest, at=at: (drawn(key, ways, first, *rest), first[at % len(first)])[1]
-        monkeypatch.setattr(routes, "fastest", lambda *given, pick=pick, **_: pick(*given))
-        monkeypatch.setattr(torch_gradients, "fastest", lambda *_, **__: choice)
+        contests.winner = lambda _, ways, at=at: chosen if chosen in ways else ways[at % len(ways)]
         forget()
         expr, tensors, size = drawn_case(name, dtype, torch.int32 if at else torch.int64)
         nest = LoopNest(expr, {key: tensor.detach() for key, tensor in tensors.items()}, size)
@@ -152,7 +148,7 @@ def test_statements_have_the_gradients_of_the_loop_nest_in_every_way(
         names = [key for key, tensor in tensors.items() if tensor.requires_grad]
         for _ in range(4):
             result = insum(expr, size=size, **tensors)
-            assert (result.grad_fn.call.graph is not None) == (choice == torch_gradients.BY_TORCH)
+            assert (result.grad_fn.call.graph is not None) == (chosen == torch_gradients.BY_TORCH)
             assert_within(result, expected.value, bound(dtype, expected.magnitude, expected.terms, expected.factors))
             grads = torch.autograd.grad(result, [tensors[key] for key in names], upstream)
             for key, grad in zip(names, grads, strict=True):
@@ -163,9 +159,9 @@ def test_statements_have_the_gradients_of_the_loop_nest_in_every_way(
 
 
 @pytest.fixture(params=[torch_gradients.BY_TORCH, torch_gradients.AS_STATEMENTS])
-def chosen(request: pytest.FixtureRequest, clock: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def chosen(request: pytest.FixtureRequest, contests: Contests) -> str:
     """Who makes gradients."""
-    monkeypatch.setattr(torch_gradients, "fastest", lambda *_, **__: request.param)
+    contests.winner = request.param
     return str(request.param)
 
 
@@ -213,11 +209,8 @@ def test_a_value_may_be_changed_in_place_and_an_operand_may_not() -> None:
             torch.autograd.grad(result.sum(), leaves)
 
 
-@pytest.mark.usefixtures("clock")
-@pytest.mark.parametrize("choice", [torch_gradients.BY_TORCH, torch_gradients.AS_STATEMENTS])
-def test_what_is_timed_leaves_plans_to_be_made(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    timed = torch_gradients.fastest
-    monkeypatch.setattr(torch_gradients, "fastest", lambda *given, **named: (timed(*given, **named), choice)[1])
+@pytest.mark.usefixtures("chosen")
+def test_what_is_timed_leaves_plans_to_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = scores()
     step = lambda: torch.autograd.grad(insum(SCORES, **tensors).sum(), (tensors["Q"], tensors["K"]))
     for _ in range(4):
@@ -251,8 +244,8 @@ def test_hooks_on_what_is_saved_see_the_operands_alone() -> None:
     assert {tensor.data_ptr() for tensor in seen} == {tensor.data_ptr() for tensor in tensors.values()}
 
 
-def test_a_padded_index_is_never_torchs(clock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_gradients, "fastest", lambda *_, **__: torch_gradients.BY_TORCH)
+@pytest.mark.parametrize("chosen", [torch_gradients.BY_TORCH], indirect=True)
+def test_a_padded_index_is_never_torchs(chosen: str) -> None:
     tensors = scores()
     for _ in range(3):
         insum(SCORES, **tensors).sum().backward()
@@ -263,11 +256,7 @@ def test_a_padded_index_is_never_torchs(clock: Path, monkeypatch: pytest.MonkeyP
     assert torch.isfinite(dK).all()
 
 
-@pytest.mark.parametrize("choice", [torch_gradients.BY_TORCH, torch_gradients.AS_STATEMENTS])
-def test_gradients_of_any_order_are_right_whoever_makes_them(
-    clock: Path, monkeypatch: pytest.MonkeyPatch, choice: str
-) -> None:
-    monkeypatch.setattr(torch_gradients, "fastest", lambda *_, **__: choice)
+def test_gradients_of_any_order_are_right_whoever_makes_them(chosen: str) -> None:
     tensors = scores()
     Q, K, T, U = tensors.values()
     for _ in range(4):
@@ -276,15 +265,13 @@ def test_gradients_of_any_order_are_right_whoever_makes_them(
         upstream = torch.randn_like(expected)
         found, wanted = (torch.autograd.grad(value, (Q, K), upstream) for value in (result, expected))
         torch.testing.assert_close(found, wanted)
-        assert (result.grad_fn.call.graph is not None) == (choice == torch_gradients.BY_TORCH)
+        assert (result.grad_fn.call.graph is not None) == (chosen == torch_gradients.BY_TORCH)
     assert torch.autograd.gradgradcheck(lambda Q, K: insum(SCORES, Q=Q, K=K, T=T, U=U), (Q, K))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_torch_sums_gradients_of_half_precision_in_float32(
-    clock: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
-) -> None:
-    monkeypatch.setattr(torch_gradients, "fastest", lambda *_, **__: torch_gradients.BY_TORCH)
+@pytest.mark.usefixtures("chosen")
+def test_gradients_of_half_precision_are_summed_in_float32(dtype: torch.dtype) -> None:
     upstream = torch.cat([torch.tensor([2048.0]), torch.full((4096,), 0.5)]).to(dtype)[:, None]  # 2048 + 0.5 is 2048
     X, index = torch.ones(2, 1, dtype=dtype, requires_grad=True), torch.zeros(4097, dtype=torch.int64)
     for expr in ("Y[p,c] = X[I[p],c]", "Y[p,c] += V[p] * X[I[p],c]"):

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from process_caches import forget
+from pretended_clock import pretended_clock
+from statements import IS_INTERPRETED
 
 from insum_ops import explain, insum, tune
 from insum_ops.compiler import routes
@@ -15,7 +16,6 @@ from insum_ops.compiler.planning.device import H200, described_as
 from insum_ops.compiler.planning.split import split
 from insum_ops.compiler.prepared import prepare
 from insum_ops.compiler.routes import KERNEL, STATEMENTS, TORCH, fastest_route
-from insum_ops.lru_cache import LRUCache
 from tests.tolerances import TOLERANCE
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -90,16 +90,17 @@ RELATIONS = "Y[D[e],o] += V[e] * X[S[e],c] * W[R[e],c,o]"
 
 
 @pytest.fixture
-def gathered_last(monkeypatch):
-    """Nothing is timed where kernels are interpreted, and the estimate claims too little to leave one kernel out."""
-    with described_as(replace(H200, bandwidth=1e3)):
-        monkeypatch.setattr(routes, "_kernel", lambda call: None)
-        taken = []
-        in_turn = routes._in_turn
-        monkeypatch.setattr(routes, "_in_turn", lambda *args: taken.append(str(args[1])) or in_turn(*args))
-        forget()  # what other tests have planned of the same statements
-        yield taken
-    forget()
+def gathered_last():
+    """Several statements win wherever they take part."""
+    with described_as(replace(H200, bandwidth=1e3)), pretended_clock(routes) as contests:
+        contests.runs = 0
+        contests.winner = lambda _, ways: next(way for way in (STATEMENTS, KERNEL, *ways) if way in ways)
+        yield contests
+
+
+def split_ones(contests):
+    """The statements that were evaluated as several."""
+    return [key.statement for key, ways in contests if STATEMENTS in ways]
 
 
 def relations(dtype=torch.float64):
@@ -128,9 +129,13 @@ def test_factors_that_are_multiplied_before_they_are_gathered(gathered_last, dty
         torch.testing.assert_close(result.double(), expected, **TOLERANCE[dtype])
     result = insum(f"{RELATIONS} * 2", Y=seed, **given, **index)
     torch.testing.assert_close(result.double(), 2 * expected + 1, **TOLERANCE[dtype])
-    if routes.INTERPRETED:
-        first = "Z[u,v,o] += X[u,c] * W[v,c,o]\nY[D[e],o] += V[e] * Z[S[e],R[e],o]"
-        assert gathered_last[0] == first
+    if IS_INTERPRETED:
+        assert RELATIONS in split_ones(gathered_last)[0]
+        steps = explain(RELATIONS, size=(7, 4), **given, **index).split.steps
+        assert [str(step) for step in steps] == [
+            "Z[u,v,o] += X[u,c] * W[v,c,o]",
+            "Y[D[e],o] += V[e] * Z[S[e],R[e],o]",
+        ]
 
 
 @pytest.mark.every_route
@@ -145,8 +150,8 @@ def test_what_is_multiplied_before_it_is_gathered_has_gradients(gathered_last):
     expected = torch.autograd.grad(rows, leaves, upstream[D])
     result = insum(RELATIONS, size=(7, 4), **given, **index)
     torch.testing.assert_close(torch.autograd.grad(result, leaves, upstream), expected)
-    if routes.INTERPRETED:
-        assert any("dY[u,o] * W[v,c,o]" in steps for steps in gathered_last)
+    if IS_INTERPRETED:
+        assert any("dY[" in statement for statement in split_ones(gathered_last))
 
 
 @pytest.mark.every_route
@@ -160,7 +165,7 @@ def test_padding_keeps_factors_from_being_multiplied_first(gathered_last):
     rows = torch.einsum("e,ec,eco->eo", V * (S >= 0), X[S.clamp(0)], W[R])
     expected = torch.zeros(7, 4, dtype=torch.float64, device=DEVICE).index_add(0, D, rows)
     torch.testing.assert_close(insum(RELATIONS, size=(7, 4), **given, **index), expected)
-    assert not any("Z[" in steps for steps in gathered_last)
+    assert not split_ones(gathered_last)
 
 
 @pytest.mark.cpu
@@ -199,36 +204,34 @@ def test_explain_shows_one_kernel_where_steps_save_nothing(tensors):
 @pytest.mark.parametrize("has_room", [True, False])
 def test_a_choice_is_timed_once_for_all_lengths_and_needs_room_each_time(monkeypatch, has_room):
     """Where a timer, which is not there, says that torch's operations are the fastest."""
-    timed, text = [], "Y[i,j] += A[i,k] * B[k,j]"
-    room = iter([True, has_room])
-    monkeypatch.setenv("INSUM_TUNE", "default")
-    monkeypatch.setattr(routes, "_choices", LRUCache(16))
-    monkeypatch.setattr(routes, "INTERPRETED", False)
+    room, text = iter([True, has_room]), "Y[i,j] += A[i,k] * B[k,j]"
     monkeypatch.setattr(routes, "_fits_in_memory", lambda bound, wants_winners: next(room))
-    monkeypatch.setattr(routes, "_timed", lambda call, makers, times: timed.append(1) or TORCH)
     B = torch.rand(7, 3, dtype=torch.float64)
-    for rows, is_torch in ((501, True), (502, has_room)):
-        tensors = [torch.rand(rows, 7, dtype=torch.float64), B]
-        statement = prepare(text, "A,B", None, tensors, None)
-        runner = fastest_route(statement, statement.variant(tensors), tensors, None, None, lambda *_: "kernel")
-        assert (runner != "kernel") == is_torch
-        if is_torch:
-            torch.testing.assert_close(runner(tensors, None), tensors[0] @ B)
-    assert timed == [1]
+    with pretended_clock(routes) as contests:
+        contests.runs, contests.winner = 0, TORCH
+        for rows, is_torch in ((501, True), (502, has_room)):
+            tensors = [torch.rand(rows, 7, dtype=torch.float64), B]
+            statement = prepare(text, "A,B", None, tensors, None)
+            runner = fastest_route(statement, statement.variant(tensors), tensors, None, None, lambda *_: "kernel")
+            assert (runner != "kernel") == is_torch
+            if is_torch:
+                torch.testing.assert_close(runner(tensors, None), tensors[0] @ B)
+    assert len(contests) == 1
 
 
 @pytest.mark.cpu
 @pytest.mark.parametrize("new", [routes.KERNEL, routes.GROUPED])
-def test_a_graph_may_take_another_route_than_eager_calls(monkeypatch, new):
+def test_a_graph_may_take_another_route_than_eager_calls(new):
     """Where a timer, which is not there, finds tables slow where a graph has to look after them."""
     chosen = {"route of": routes.GROUPED, routes.NEW_INDEX: new, routes.CAPTURED: routes.KERNEL}
-    monkeypatch.setenv("INSUM_TUNE", "default")
-    monkeypatch.setattr(routes, "_choices", LRUCache(16))
-    monkeypatch.setattr(routes, "INTERPRETED", False)
-    monkeypatch.setattr(routes, "_timed", lambda call, makers, times, what="route of": chosen.get(what) or min(makers))
     tensors = [torch.rand(700, 5), torch.randint(0, 9, (700,))]
     statement = prepare("Y[G[p],c] += X[p,c]", "X,G", (9, 5), tensors, None)
-    runner = fastest_route(statement, statement.variant(tensors), tensors, None, None, lambda *_: "kernel")
+    with pretended_clock(routes) as contests:
+        contests.runs = 0
+        contests.winner = lambda key, _: next(
+            (own for what, own in chosen.items() if key.statement.startswith(what)), ""
+        )
+        runner = fastest_route(statement, statement.variant(tensors), tensors, None, None, lambda *_: "kernel")
     assert isinstance(runner, RunnerByCapture)
     assert runner.captured == "kernel"
     assert isinstance(runner.eager, GroupedRunner if new == routes.GROUPED else RunnerByIndex)

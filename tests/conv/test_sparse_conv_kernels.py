@@ -9,13 +9,12 @@ import torch
 from statements import DEVICE, IS_INTERPRETED
 from tolerances import assert_matches
 from torch.nn import functional
+from voxel_tables import by_sorting
 
 from insum_ops import nn, sparse_conv3d
 from insum_ops.conv import forms as conv_forms
 from insum_ops.formats import FormatError, kernel_map
 from insum_ops.formats import kernel_map as build
-from insum_ops.formats.voxels import map_tables
-from insum_ops.formats.voxels import sort as voxel_sort
 
 functionals = sys.modules["insum_ops.functional"]
 needs_hash = pytest.mark.skipif(
@@ -42,12 +41,12 @@ def voxels(shape=(4, 5, 6), batch=2, density=0.2):
 @needs_hash
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
-def test_hashing_finds_what_sorting_finds(monkeypatch, geometry, dtype):
+def test_hashing_finds_what_sorting_finds(geometry, dtype):
     kind, *sizes = geometry
     indices = voxels().to(dtype).T.contiguous().T
     found = build(indices, [4, 5, 6], 2, *sizes, kind=kind)
-    monkeypatch.setattr(map_tables, "maker", lambda indices: voxel_sort)
-    expected = build(indices.clone(), [4, 5, 6], 2, *sizes, kind=kind)
+    with by_sorting():
+        expected = build(indices.clone(), [4, 5, 6], 2, *sizes, kind=kind)
     assert torch.equal(found.out_indices, expected.out_indices)
     assert torch.equal(found.neighbours, expected.neighbours)
     assert torch.equal(found.inverse.neighbours, expected.inverse.neighbours)
@@ -57,12 +56,12 @@ def test_hashing_finds_what_sorting_finds(monkeypatch, geometry, dtype):
 @pytest.mark.kernels
 @needs_hash
 @pytest.mark.parametrize("ndim", [1, 2, 4])
-def test_hashing_knows_other_numbers_of_axes(monkeypatch, ndim):
+def test_hashing_knows_other_numbers_of_axes(ndim):
     shape = [3, 4, 3, 4][:ndim]
     indices = voxels(shape, density=0.3)
     found = [build(indices, shape, 2, 3, kind="subm"), build(indices, shape, 2, 2, 2, kind="strided")]
-    monkeypatch.setattr(map_tables, "maker", lambda indices: voxel_sort)
-    expected = [build(indices, shape, 2, 3, kind="subm"), build(indices, shape, 2, 2, 2, kind="strided")]
+    with by_sorting():
+        expected = [build(indices, shape, 2, 3, kind="subm"), build(indices, shape, 2, 2, 2, kind="strided")]
     for one, other in zip(found, expected):
         assert torch.equal(one.neighbours, other.neighbours)
         assert torch.equal(one.out_indices, other.out_indices)
@@ -220,20 +219,6 @@ def test_tiles_compute_every_pair_and_their_gradients(tiles, kind, channels, opt
     found = y.indice_dict["own"].kernel_map
     assert ("tiles", 16) in found.memory
     assert ("tiles", 16) in found.inverse.memory
-
-
-@pytest.mark.kernels
-@pytest.mark.parametrize(
-    ("kind", "options"), [(nn.SubMConv2d, dict(kernel_size=3)), (nn.SparseConv2d, dict(kernel_size=2, stride=2))]
-)
-def test_tiles_and_groups_give_the_same(monkeypatch, tiles, kind, options):
-    layer, x = made(kind, 16, **options), small_cloud()
-    leaves = [x.features, *layer.parameters()]
-    y = layer(x).features
-    monkeypatch.setattr(conv_forms, "form_of", lambda *given: conv_forms.GROUPED)
-    other = layer(nn.SparseConvTensor(x.features, x.indices.clone(), x.spatial_shape, 2)).features
-    assert_matches(y, other)
-    assert_gradients_match(y, other, leaves)
 
 
 @pytest.mark.kernels

@@ -13,18 +13,18 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 o3 = pytest.importorskip("e3nn.o3", reason="e3nn is an extra")
 from irreps import dense_product, second_gradients  # noqa: E402
-from joint_kernels import share_kernels  # noqa: E402
+from joint_kernels import outputs, share_kernels  # noqa: E402
+from pretended_clock import pretended_clock  # noqa: E402
 from tolerances import assert_matches, assert_within, bound  # noqa: E402
 
 from insum_ops.compiler import routes  # noqa: E402
 from insum_ops.compiler.prepared import has_kernels  # noqa: E402
 from insum_ops.equivariant import channels as channels_module  # noqa: E402
 from insum_ops.equivariant import terms  # noqa: E402
-from insum_ops.equivariant.decomposition import decompose  # noqa: E402
 from insum_ops.lru_cache import LRUCache  # noqa: E402
 from insum_ops.nn import TensorProduct  # noqa: E402
 
-pytestmark = pytest.mark.every_route
+pytestmark = [pytest.mark.every_route, pytest.mark.usefixtures("everywhere")]
 
 UVU = ("4x0e + 4x1o", "0e + 1o", "4x0e + 4x1o + 4x1o", [(0, 0, 0), (0, 1, 1), (1, 0, 2), (1, 1, 0)])
 UUU = ("4x0e + 4x1o", "4x0e + 4x1o", "4x1o + 4x0e", [(0, 1, 0), (1, 1, 1), (1, 0, 0)])
@@ -58,15 +58,6 @@ def allowed(ours, wide, dtype, cast=0):
     """Five factors: the coefficient that is read was rounded from float64; with `cast`, so were as many inputs."""
     magnitude = dense_product(ours, *wide, is_magnitude=True)
     return bound(dtype, magnitude, terms=ours.weight_numel * 9, factors=5 + cast).detach()
-
-
-@pytest.fixture(autouse=True)
-def everywhere(monkeypatch):
-    """Where no kernel runs too: statements over tables as torch operations."""
-    decompose.cache_clear()
-    monkeypatch.setattr(terms, "has_kernels", lambda device: True)
-    yield
-    decompose.cache_clear()
 
 
 @pytest.fixture
@@ -138,9 +129,14 @@ def test_edges(made):
 @pytest.mark.parametrize("irreps", [UVU, UUU], ids=["uvu", "uuu"])
 @pytest.mark.parametrize("config", [0, 2, -1])
 @pytest.mark.skipif(not has_kernels(torch.device(DEVICE)), reason="no kernels here")
-def test_gradients_in_one_kernel(monkeypatch, config, irreps):
+def test_gradients_in_one_kernel(config, irreps):
     """Of X, Y and W together, with edges that may be absent and without edges, replayed from the third call on."""
-    outputs, ours = share_kernels(monkeypatch, config), product(irreps)
+    with share_kernels(config) as contests:
+        check_gradients_in_one_kernel(product(irreps))
+    assert {("X", "Y", "W"), ("Y", "W")} <= {*outputs(contests)}
+
+
+def check_gradients_in_one_kernel(ours):
     src, dst = torch.tensor([2, 0, 2, -1, 1]), torch.tensor([1, 1, 0, 2, -1])
     edges = {"src": src.to(DEVICE), "dst": dst.to(DEVICE)}
     is_there = ((src >= 0) & (dst >= 0))[:, None]
@@ -150,7 +146,6 @@ def test_gradients_in_one_kernel(monkeypatch, config, irreps):
         messages = torch.where(is_there, dense_product(ours, wide[0][src.clamp(min=0)], *wide[1:]), 0)
         expected = torch.zeros(4, messages.shape[1], dtype=torch.float64).index_add(0, dst.clamp(min=0), messages)
         assert_same(ours(*tensors, **edges, num_nodes=4), tensors, expected, wide)
-    assert outputs == [("X", "Y", "W")] * 2
     for rows in (1, 3):
         tensors = operands(ours, rows)
         wide = doubles(tensors)
@@ -162,16 +157,20 @@ def test_gradients_in_one_kernel(monkeypatch, config, irreps):
     wanted = torch.autograd.grad(dense_product(ours, *wide), (wide[2], wide[1]), upstream.double())
     for got, reference in zip(grads, wanted, strict=True):
         assert_matches(got, reference)
-    assert outputs[2:] == [("X", "Y", "W"), ("X", "Y", "W"), ("Y", "W")]
     for got, reference in second_gradients(ours, operands(ours, 2)):
         assert_matches(got, reference)
 
 
 @pytest.mark.parametrize("config", [0, 1, -1])
 @pytest.mark.skipif(not has_kernels(torch.device(DEVICE)), reason="no kernels here")
-def test_gradients_of_forces_hold_sums_of_sorted_edges_in_one_kernel(monkeypatch, config):
+def test_gradients_of_forces_hold_sums_of_sorted_edges_in_one_kernel(config):
     """Programs take edges in turn; the gradients of Z, X and W share them, and edges may be absent."""
-    outputs, ours = share_kernels(monkeypatch, config), product()
+    with share_kernels(config) as contests:
+        check_gradients_of_forces(product())
+    assert outputs(contests)[:2] == [("Z", "X", "W"), ("X", "Y", "W")]
+
+
+def check_gradients_of_forces(ours):
     for src, dst in (([2, 0, 2, 1, 0], [0, 0, 1, 1, 3]), ([2, -1, 2, 1, 0], [-1, -1, 0, 0, 3])):
         edges = {"src": torch.tensor(src, device=DEVICE), "dst": torch.tensor(dst, device=DEVICE)}
         is_there = ((torch.tensor(src) >= 0) & (torch.tensor(dst) >= 0))[:, None]
@@ -186,30 +185,26 @@ def test_gradients_of_forces_hold_sums_of_sorted_edges_in_one_kernel(monkeypatch
             found.append(torch.autograd.grad(force.square().sum(), leaves))
         for got, reference in zip(*found, strict=True):
             assert_matches(got, reference)
-    assert outputs[:2] == [("Z", "X", "W"), ("X", "Y", "W")]
 
 
 @pytest.mark.kernels
-def test_edges_in_the_order_of_their_sources(monkeypatch):
+def test_edges_in_the_order_of_their_sources():
     """What tuning may choose: a gradient that adds to sources takes the edges sorted, of one graph after another."""
-    sorted_ones = []
-
-    def route(call):
-        grouped = routes._grouped(call)
-        sorted_ones.extend([str(call.statement.bound.statement.output)] if grouped is not None else [])
-        return grouped or call.kernel
-
-    monkeypatch.setattr(routes, "_untimed", route)
     ours = product()
-    for turn in range(4):
-        src, dst = torch.randint(3, (2, 7), generator=torch.Generator().manual_seed(turn // 2))
-        src, dst = src.flip(0).to(DEVICE), dst.sort().values.to(DEVICE)
-        tensors = operands(ours, 7, 3)
-        wide = doubles(tensors)
-        edges = dense_product(ours, wide[0][src.cpu()], *wide[1:])
-        expected = edges.new_zeros(3, edges.shape[1]).index_add(0, dst.cpu(), edges)
-        assert_same(ours(*tensors, src=src, dst=dst, num_nodes=3), tensors, expected, wide)
-    assert sorted_ones == ["X[SRC[b],j,u]"]
+    with pretended_clock(routes) as contests:
+        contests.runs = 0
+        contests.winner = lambda _, ways: routes.GROUPED if routes.GROUPED in ways else routes.KERNEL
+        for turn in range(4):
+            src, dst = torch.randint(3, (2, 7), generator=torch.Generator().manual_seed(turn // 2))
+            src, dst = src.flip(0).to(DEVICE), dst.sort().values.to(DEVICE)
+            tensors = operands(ours, 7, 3)
+            wide = doubles(tensors)
+            edges = dense_product(ours, wide[0][src.cpu()], *wide[1:])
+            expected = edges.new_zeros(3, edges.shape[1]).index_add(0, dst.cpu(), edges)
+            assert_same(ours(*tensors, src=src, dst=dst, num_nodes=3), tensors, expected, wide)
+    grouped = [key.statement for key, names in contests if routes.GROUPED in names]
+    assert grouped
+    assert all(" X[SRC[b],j,u] += " in statement for statement in grouped)
 
 
 def test_edges_that_change_before_backward_are_refused():
@@ -310,6 +305,7 @@ def test_a_tracer_that_comes_first_takes_the_format(made):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_tracer_under_autocast_takes_tables_of_its_dtype(monkeypatch, dtype):
     """An ordinary call in float32 has made them."""
+    torch._dynamo.reset()
     ours = product()
     tensors = operands(ours, 3)
     wide = doubles(tensors)

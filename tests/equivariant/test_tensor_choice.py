@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
+from pretended_clock import Contests, pretended_clock
 from statements import DEVICE
 
 o3 = pytest.importorskip("e3nn.o3", reason="e3nn is an extra")
 from irreps import dense_product  # noqa: E402
 from tolerances import assert_matches  # noqa: E402
 
-from insum_ops.equivariant import choice, decomposition, format_term_statements, path_tables, tables  # noqa: E402
+from insum_ops.equivariant import choice  # noqa: E402
 from insum_ops.equivariant import shared_weights as shared  # noqa: E402
 from insum_ops.equivariant.choice import fastest_way  # noqa: E402
-from insum_ops.equivariant.decomposition import decompose  # noqa: E402
 from insum_ops.nn import FullyConnectedTensorProduct  # noqa: E402
 
 IRREPS = ("3x0e + 3x1o", "0e + 1o", "3x0e + 3x1o")
 LARGE = ("20x0e + 20x1o", "0e + 1o", "20x0e + 20x1o")  # wide enough for tables in memory
 
 
-@pytest.fixture(autouse=True)
-def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels' statements where no kernel runs too, as torch operations; nothing is remembered."""
-    decompose.cache_clear()
-    for module in (tables, shared, format_term_statements):
-        monkeypatch.setattr(module, "has_kernels", lambda device: True)
+@pytest.fixture
+def contests(monkeypatch: pytest.MonkeyPatch) -> Iterator[Contests]:
+    """As where there is a GPU to time; what wins runs, and is compared."""
+    monkeypatch.setattr(choice, "_may_time", lambda tensor: True)
+    with pretended_clock(choice) as made:
+        made.runs = 0
+        yield made
 
 
 def never(name: str) -> object:
@@ -38,29 +41,23 @@ def test_a_guess_is_taken_where_nothing_may_be_timed():
     assert not memory
 
 
-def test_a_choice_is_kept_by_the_power_of_two_of_lengths(monkeypatch):
-    asked: list[int] = []
-
-    def timed(what, ways, run, tensors):
-        asked.append(len(tensors["X"]))
-        return ways[-1]
-
-    monkeypatch.setattr(choice, "_may_time", lambda tensor: True)
-    monkeypatch.setattr(choice, "_timed", timed)
+def test_a_choice_is_kept_by_the_power_of_two_of_lengths(contests):
     memory: dict[object, str] = {}
-    for rows in (5, 8, 9, 7):
-        assert fastest_way(memory, ("Z",), ("first", "second"), never, {"X": torch.ones(rows)}) == "second"
-    assert asked == [5, 9]
-    assert fastest_way(memory, ("Z",), ("first",), never, {"X": torch.ones(5)}) == "first"
-    assert fastest_way(memory, ("X",), ("first", "second"), never, {"X": torch.ones(5)}) == "second"
-    assert asked == [5, 9, 5]
+    for contests.winner, rows in (("second", 5), ("first", 8), ("first", 9), ("first", 7)):
+        taken = fastest_way(memory, ("Z",), ("first", "second"), never, {"X": torch.ones(rows)})
+        assert taken == ("first" if rows == 9 else "second")
+    assert fastest_way(memory, ("Z",), ("third",), never, {"X": torch.ones(5)}) == "third"
+    assert fastest_way(memory, ("X",), ("first", "second"), never, {"X": torch.ones(5)}) == "first"
+    assert len(contests) == 3
 
 
-def test_keys_on_disk_differ_by_shapes_and_not_by_lengths():
-    key = lambda *shape, what="Z": choice._key((what, 10), ("held", "in memory"), {"X": torch.ones(shape)})
-    assert key(5, 4, 3) == key(8, 4, 3)
+def test_keys_on_disk_differ_by_shapes_and_not_by_lengths(contests):
+    def key(*shape, what="Z", ways=("held", "in memory")):
+        fastest_way({}, (what, 10), ways, never, {"X": torch.ones(shape)})
+        return contests[-1][0]
+
+    assert key(5, 4, 3) == key(8, 4, 3) == key(5, 4, 3, ways=("in memory", "held"))
     assert len({key(5, 4, 3), key(9, 4, 3), key(5, 4, 2), key(5, 4, 3, what="X")}) == 4
-    assert key(5, 4, 3) == choice._key(("Z", 10), ("in memory", "held"), {"X": torch.ones(5, 4, 3)})
 
 
 def assert_right(ours: FullyConnectedTensorProduct, learns: tuple[bool, ...], rows: int = 5) -> None:
@@ -80,38 +77,25 @@ def assert_right(ours: FullyConnectedTensorProduct, learns: tuple[bool, ...], ro
 
 
 @pytest.mark.every_route
-@pytest.mark.parametrize("way", [path_tables.HELD, path_tables.IN_MEMORY])
-def test_either_way_to_weights_of_each_sample_is_right(way, monkeypatch):
-    seen = []
-    monkeypatch.setattr(path_tables, "fastest_way", lambda memory, what, *rest: seen.append(what[0]) or way)
+@pytest.mark.usefixtures("everywhere")
+@pytest.mark.parametrize("learns", [(False, False, False), (True, True, True)], ids=str)
+@pytest.mark.parametrize("way", ["held", "in memory"])
+def test_either_way_to_weights_of_each_sample_is_right(contests, way, learns):
+    """Of columns where they lie if nothing learns, else in order."""
+    contests.winner = way if any(learns) else f"columns, {'coefficients held' if way == 'held' else 'tables in memory'}"
     ours = FullyConnectedTensorProduct(*LARGE, shared_weights=False, internal_weights=False)
-    assert_right(ours, (True, True, True), rows=2)  # an interpreter takes a second for each, of matrices in memory
-    assert {*seen} == {*"ZXYW"}
+    assert_right(ours, learns, rows=2)  # an interpreter takes a second for each, of matrices in memory
+    assert sum(contests.winner in names for _, names in contests) == (4 if any(learns) else 1)
 
 
 @pytest.mark.every_route
-@pytest.mark.parametrize("way", [*decomposition.WAYS.values()])
-def test_either_way_to_columns_is_right(way, monkeypatch):
-    seen = []
-    monkeypatch.setattr(decomposition, "fastest_way", lambda memory, what, ways, *rest: seen.append(ways) or way)
-    assert_right(
-        FullyConnectedTensorProduct(*LARGE, shared_weights=False, internal_weights=False), (False, False, False)
-    )
-    assert sorted(seen[0]) == sorted(decomposition.WAYS.values())
-
-
-@pytest.mark.every_route
+@pytest.mark.usefixtures("everywhere")
 @pytest.mark.parametrize("learns", [(False, False, False), (True, False, True), (True, True, True)], ids=str)
 @pytest.mark.parametrize("way", shared.WAYS)
-def test_either_way_to_shared_weights_is_right(way, learns, monkeypatch):
-    seen = []
-
-    def fastest(memory, what, ways, run, tensors):
-        seen.append((what[0], tensors["X"].dim()))
-        return way
-
-    monkeypatch.setattr(shared, "fastest_way", fastest)
+def test_either_way_to_shared_weights_is_right(contests, way, learns):
+    contests.winner = way
     assert_right(FullyConnectedTensorProduct(*IRREPS, internal_weights=False), learns)
     # columns as they are; a second input that learns may be a potential's, with gradients of gradients to come
-    assert ("T", 3 if learns[1] else 2) in seen
-    assert ("X", 2) in seen or learns != (True, False, True)
+    timed = {(key.statement.split()[-4], key.statement.split()[-2]) for key, _ in contests}
+    assert ("T", "3" if learns[1] else "2") in timed
+    assert ("X", "2") in timed or learns != (True, False, True)

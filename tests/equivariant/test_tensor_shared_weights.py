@@ -16,7 +16,6 @@ from tolerances import assert_matches, assert_within, bound  # noqa: E402
 
 from insum_ops import explain  # noqa: E402
 from insum_ops.compiler.planning.device import H200, described_as  # noqa: E402
-from insum_ops.equivariant import shared_weights as shared  # noqa: E402
 from insum_ops.equivariant import species as kinds  # noqa: E402
 from insum_ops.equivariant import tables  # noqa: E402
 from insum_ops.equivariant.shared_weights import SharedTerm  # noqa: E402
@@ -67,13 +66,6 @@ def assert_right(ours: TensorProduct, rows: int = 3) -> None:
     tensors = operands(ours, rows)
     wide = doubles(tensors)
     assert_same(ours(*tensors), tensors, dense_product(ours, *wide), wide)
-
-
-@pytest.fixture
-def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What kernels run, as torch operations where there are none."""
-    for module in (tables, shared):
-        monkeypatch.setattr(module, "has_kernels", lambda device: True)
 
 
 @pytest.mark.usefixtures("everywhere")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from gradient_checks import gradcheck, gradgradcheck
@@ -14,9 +12,6 @@ from irreps import dense_product
 from tolerances import assert_matches
 
 from insum_ops import explain
-from insum_ops.equivariant import path_tables, tables
-from insum_ops.equivariant import single_channel as singles
-from insum_ops.equivariant.decomposition import decompose
 from insum_ops.equivariant.single_channel import SingleTerm
 from insum_ops.equivariant.tables import TableTerm
 from insum_ops.nn import FullyConnectedTensorProduct
@@ -28,18 +23,11 @@ SEEDED = ("0e + 2x1o + 1o", "0e + 1o", "3x0e + 3x1o")  # statements of two kinds
 
 
 @pytest.fixture(autouse=True, params=[TableTerm, SingleTerm], ids=["held", "in a format"])
-def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[type]:
-    """Coefficients in the source of kernels, or in a format; where no kernel runs too, as torch operations."""
-    for module in (singles, tables):
-        monkeypatch.setattr(module, "has_kernels", lambda device: True)
+def kind(request: pytest.FixtureRequest, everywhere: None) -> type:
+    """Coefficients in the source of kernels, or in a format."""
     if request.param is SingleTerm:
-        for name in path_tables.HELD_PARTS:
-            monkeypatch.setitem(path_tables.HELD_PARTS, name, 0)
-        monkeypatch.setattr(tables, "LARGEST_TILE", 0)
-    decompose.cache_clear()
-    torch.manual_seed(0)
-    yield request.param
-    decompose.cache_clear()
+        request.getfixturevalue("in_memory")
+    return request.param
 
 
 def product(irreps: tuple[str, str, str], kind: type) -> FullyConnectedTensorProduct:

@@ -19,7 +19,7 @@ from tolerances import assert_matches, assert_within, bound  # noqa: E402
 from insum_ops.compiler.planning import scatter  # noqa: E402
 from insum_ops.compiler.planning.device import H200, described_as  # noqa: E402
 from insum_ops.compiler.prepared import has_kernels  # noqa: E402
-from insum_ops.equivariant import path_tables, tables  # noqa: E402
+from insum_ops.equivariant import path_tables  # noqa: E402
 from insum_ops.equivariant.decomposition import decompose  # noqa: E402
 from insum_ops.equivariant.path_tables import PathTables  # noqa: E402
 from insum_ops.equivariant.slots import Slots  # noqa: E402
@@ -71,20 +71,12 @@ def allowed(ours: TensorProduct, wide: list[torch.Tensor], dtype: torch.dtype) -
 
 
 @pytest.fixture(autouse=True, params=["held", "in memory"])
-def are_held(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+def are_held(request: pytest.FixtureRequest) -> bool:
     """Coefficients in the source of kernels, or in tables that these read."""
     decompose.cache_clear()  # nothing is known, nor which terms have run with tables
     if request.param != "held":
-        for name in path_tables.HELD_PARTS:
-            monkeypatch.setitem(path_tables.HELD_PARTS, name, 0)
-        monkeypatch.setattr(tables, "LARGEST_TILE", 0)
+        request.getfixturevalue("in_memory")
     return bool(request.param == "held")
-
-
-@pytest.fixture
-def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables where no kernel runs too: their statements as torch operations."""
-    monkeypatch.setattr(tables, "has_kernels", lambda device: True)
 
 
 @pytest.mark.sampled

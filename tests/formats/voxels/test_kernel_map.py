@@ -12,8 +12,6 @@ import torch
 
 from insum_ops.formats import FormatError, KernelMap, kernel_map
 from insum_ops.formats.voxels import map_tables
-from insum_ops.formats.voxels import sort as voxel_sort
-from insum_ops.formats.voxels.grid import VoxelGrid
 
 SHAPES = {1: [9], 2: [5, 7], 3: [4, 5, 6], 4: [3, 4, 3, 4]}
 # kind, kernel_size, stride, padding, dilation, output_padding
@@ -233,21 +231,20 @@ def test_permuting_the_voxels_permutes_the_map():
     assert torch.equal(strided.out_indices, permuted.out_indices)
 
 
-def test_voxels_are_looked_at_once_and_again_after_a_change(monkeypatch):
-    looks = []
-    monkeypatch.setattr(map_tables, "maker", lambda indices: voxel_sort)
-    monkeypatch.setattr(VoxelGrid, "check_inside", lambda self, indices: looks.append(len(indices)))
+@pytest.mark.every_route
+@pytest.mark.parametrize("counts_a_version", [True, False])
+def test_voxels_are_looked_at_again_after_a_change(counts_a_version):
     indices = voxels(SHAPES[2])
-    down = made(indices, SHAPES[2], GEOMETRIES[3])
-    made(indices, SHAPES[2], GEOMETRIES[1])
-    made(down.out_indices, down.out_spatial_shape, GEOMETRIES[1])
-    assert looks == [len(indices)]
-    indices[0] = indices[0].clone()
-    made(indices, SHAPES[2], GEOMETRIES[1])
-    assert looks == [len(indices)] * 2
-    indices.data = indices.data.clone()  # which counts no version
-    made(indices, SHAPES[2], GEOMETRIES[1])
-    assert looks == [len(indices)] * 3
+    for geometry in (GEOMETRIES[3], GEOMETRIES[1]):
+        made(indices, SHAPES[2], geometry)
+    changed = indices.clone()
+    changed[0, 1] = SHAPES[2][0]
+    if counts_a_version:
+        indices.copy_(changed)
+    else:
+        indices.data = changed
+    with pytest.raises(FormatError, match="outside"):
+        made(indices, SHAPES[2], GEOMETRIES[1])
 
 
 @pytest.mark.parametrize("whose", ["indices", "out_indices"])
@@ -387,17 +384,12 @@ def test_pairs_are_counted_once():
     assert found.inverse.num_pairs == 5
 
 
-def test_groups_of_every_size_need_one_count(monkeypatch):
+def test_a_map_and_its_inverse_share_groups():
     found = made(voxels(SHAPES[2]), SHAPES[2], ("strided", 3, 2, 1, 1, 0))
-    maker = map_tables.maker(found.indices)
-    calls, count = [], maker.count
-    monkeypatch.setattr(maker, "count", lambda table: calls.append(table) or count(table))
     back = found.inverse
-    expected = 1 if maker is voxel_sort else 0  # kernels count before the voxels' faults are read
     assert found.num_pairs == back.num_pairs == found.pairs.shape[1]
     for size in (1, 3, 64):
         assert back.grouped(size).MAPX is found.grouped(size).MAPY
-    assert len(calls) == expected
 
 
 @pytest.mark.kernels
@@ -408,8 +400,9 @@ def test_faults_and_pairs_are_one_read(geometry, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: reads.append(tensor) or tolist(tensor))
     indices = voxels(SHAPES[2])
     found = made(indices, SHAPES[2], geometry)
-    found.grouped(16)
-    assert found.num_pairs == int((found.neighbours >= 0).sum())
+    for size in (16, 4):
+        found.grouped(size)
+    assert found.num_pairs == found.inverse.num_pairs == int((found.neighbours >= 0).sum())
     assert len(reads) == 1
     again = made(indices, SHAPES[2], geometry)  # checked before: nothing is read until pairs are asked for
     assert len(reads) == 1

@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from statements import DEVICE
-from voxel_tables import makers, table_of, wrong_numbers_in_fresh_memory  # noqa: F401 - a fixture
+from voxel_tables import by_sorting, makers, table_of, wrong_numbers_in_fresh_memory  # noqa: F401 - a fixture
 
 from insum_ops.formats import kernel_map
-from insum_ops.formats.voxels import map_tables
 from insum_ops.formats.voxels import pairs as voxel_pairs
-from insum_ops.formats.voxels import sort as voxel_sort
 
 every_maker = makers(voxel_pairs)
 # rows, taps, share of pairs
@@ -73,8 +71,7 @@ def test_a_table_may_be_divided_in_any_way(monkeypatch, tiling, group_size):
 @pytest.mark.kernels
 def test_a_table_of_many_rows_is_divided_into_few_blocks():
     taps, step, span, grid = voxel_pairs._tiling(3_000_000, 27)
-    assert (taps, step) == (32, 128)
-    assert grid[0] == 1
+    assert grid[0] * taps >= 27
     assert grid[1] <= voxel_pairs.MOST_BLOCKS
     assert (grid[1] - 1) * span < 3_000_000 <= grid[1] * span
     assert span % step == 0
@@ -110,20 +107,20 @@ def test_swapping_tells_inputs_where_they_are_read(maker, sizes):
 @pytest.mark.kernels
 @pytest.mark.parametrize("kind", ["subm", "strided", "transposed"])
 @pytest.mark.parametrize("ndim", [1, 2, 3, 4])
-def test_both_routes_make_the_same_map(monkeypatch, ndim, kind):
+def test_both_routes_make_the_same_map(ndim, kind):
     shape = [5, 4, 3, 3][:ndim]
     indices = (torch.rand(2, *shape) < 0.4).nonzero().int()
     indices = indices[torch.randperm(len(indices))].to(DEVICE)
     sizes = (3, 1, 0, 1) if kind == "subm" else (2, 2, 1, 1)
     found = kernel_map(indices, shape, 2, *sizes, kind=kind)
     assert len(found.grouped(6).MAPZ) * 6 >= found.num_pairs > 0
-    monkeypatch.setattr(map_tables, "maker", lambda indices: voxel_sort)
-    expected = kernel_map(indices.clone(), shape, 2, *sizes, kind=kind)
-    assert found.num_pairs == expected.num_pairs == expected.pairs.shape[1]
-    for one, other in ((found, expected), (found.inverse, expected.inverse)):
-        assert torch.equal(one.neighbours, other.neighbours)
-        for made, wanted in zip(vars(one.grouped(6)).values(), vars(other.grouped(6)).values()):
-            assert torch.equal(made, wanted)
+    with by_sorting():
+        expected = kernel_map(indices.clone(), shape, 2, *sizes, kind=kind)
+        assert found.num_pairs == expected.num_pairs == expected.pairs.shape[1]
+        for one, other in ((found, expected), (found.inverse, expected.inverse)):
+            assert torch.equal(one.neighbours, other.neighbours)
+            for made, wanted in zip(vars(one.grouped(6)).values(), vars(other.grouped(6)).values()):
+                assert torch.equal(made, wanted)
 
 
 @pytest.mark.kernels

@@ -8,10 +8,9 @@ from itertools import product
 import pytest
 import torch
 from statements import DEVICE, IS_INTERPRETED
-from voxel_tables import makers, table_of, wrong_numbers_in_fresh_memory  # noqa: F401 - a fixture
+from voxel_tables import by_sorting, makers, table_of, wrong_numbers_in_fresh_memory  # noqa: F401 - a fixture
 
 from insum_ops.formats import FormatError, kernel_map
-from insum_ops.formats.voxels import map_tables
 from insum_ops.formats.voxels import sort as voxel_sort
 from insum_ops.formats.voxels import tiles as voxel_tiles
 from insum_ops.formats.voxels.geometry import Geometry
@@ -101,11 +100,6 @@ def test_rows_of_a_stretch_are_sorted_among_themselves(maker, monkeypatch, lengt
     ROW, *_ = maker.tile(table, ranks(volume), 8)
     places = ROW.flatten()[:70] // stretch
     assert torch.equal(places, places.sort().values)
-
-
-def test_stretches_are_long_and_few():
-    assert [voxel_sort.stretch(rows) for rows in (0, 1, 65_536, 16 * 65_536)] == [65_536] * 4
-    assert [voxel_sort.stretch(rows) for rows in (16 * 65_536 + 1, 3_000_000)] == [131_072, 262_144]
 
 
 @pytest.mark.kernels
@@ -203,15 +197,15 @@ def test_a_map_and_its_inverse_hold_every_pair_once(ndim, geometry):
 @pytest.mark.kernels
 @pytest.mark.parametrize("kind", ["subm", "strided", "transposed"])
 @pytest.mark.parametrize("ndim", [1, 2, 3, 4])
-def test_both_routes_make_the_same_tiles(monkeypatch, ndim, kind):
+def test_both_routes_make_the_same_tiles(ndim, kind):
     geometry = next(geometry for geometry in GEOMETRIES if geometry[0] == kind)
     found = made(ndim, geometry)
     tiles = found.tiled(16), found.inverse.tiled(16)
-    monkeypatch.setattr(map_tables, "maker", lambda indices: voxel_sort)
-    expected = made(ndim, geometry, found.indices.clone())
-    for one, other in zip(tiles, (expected.tiled(16), expected.inverse.tiled(16))):
-        for name, wanted in vars(other).items():
-            assert torch.equal(getattr(one, name), wanted), name
+    with by_sorting():
+        expected = made(ndim, geometry, found.indices.clone())
+        for one, other in zip(tiles, (expected.tiled(16), expected.inverse.tiled(16))):
+            for name, wanted in vars(other).items():
+                assert torch.equal(getattr(one, name), wanted), name
 
 
 @pytest.mark.every_route
@@ -228,19 +222,15 @@ def test_a_submanifold_and_its_inverse_share_rows_and_neighbours(is_inverse_firs
     assert torch.equal(one.TAP + other.TAP, torch.full_like(one.TAP, 26))
 
 
-def test_tiles_are_made_once_and_not_moved_with_a_map(monkeypatch):
-    calls = []
-    tile = voxel_sort.tile
-    monkeypatch.setattr(map_tables, "maker", lambda indices: voxel_sort)
-    monkeypatch.setattr(voxel_sort, "tile", lambda *given: calls.append(given[2]) or tile(*given))
+def test_tiles_are_made_once_and_not_moved_with_a_map():
     found = made(2, ("strided", 2, 2, 0, 1))
     assert found.tiled(8) is found.tiled(8)
     assert found.inverse.tiled(8) is found.inverse.tiled(8)
     assert found.tiled(8) is not found.inverse.tiled(8)
-    found.tiled(4)
-    assert calls == [8, 8, 4]
-    assert torch.equal(found.to(DEVICE).tiled(8).ROW, found.tiled(8).ROW)
-    assert calls == [8, 8, 4, 8]
+    assert found.tiled(4) is not found.tiled(8)
+    moved = found.to(DEVICE)
+    assert not moved.has_tiles(8)
+    assert torch.equal(moved.tiled(8).ROW, found.tiled(8).ROW)
 
 
 @pytest.mark.every_route

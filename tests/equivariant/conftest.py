@@ -1,0 +1,31 @@
+"""Tensor products as on a GPU, on every machine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from insum_ops.equivariant import layers, path_tables, tables
+from insum_ops.equivariant.decomposition import decompose
+
+
+@pytest.fixture
+def everywhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kernels' statements where no kernel runs too, as torch operations; nothing is known before."""
+    decompose.cache_clear()
+    for name, module in list(sys.modules.items()):
+        is_ours = name.startswith("insum_ops.equivariant.") and module is not layers  # which are made on a CPU
+        if is_ours and hasattr(module, "has_kernels"):
+            monkeypatch.setattr(module, "has_kernels", lambda device: True)
+    yield
+    decompose.cache_clear()
+
+
+@pytest.fixture
+def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels read coefficients from tables, none has them in its source."""
+    for name in path_tables.HELD_PARTS:
+        monkeypatch.setitem(path_tables.HELD_PARTS, name, 0)
+    monkeypatch.setattr(tables, "LARGEST_TILE", 0)

@@ -43,5 +43,12 @@ class ByIdentity(Generic[Kept]):
 
         self.kept[key] = ref(owner, drop), value
 
+    def drop(self, owner: object) -> None:
+        if owner in self:
+            self.kept.pop(id(owner), None)
+
+    def __contains__(self, owner: object) -> bool:
+        return self.get(owner) is not None
+
     def __len__(self) -> int:
         return len(self.kept)

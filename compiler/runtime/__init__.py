@@ -30,6 +30,7 @@ from .plan_cache import keep_learning, planned, replayed
 from .ranges import (
     ascends,
     check_ranges,
+    read_ranges,
     remember_range,
     remember_segments,
     remembered_range,
@@ -73,6 +74,7 @@ __all__ = [
     "paused",
     "planned",
     "reason_of",
+    "read_ranges",
     "remember_range",
     "remember_segments",
     "remembered_range",

@@ -33,7 +33,7 @@ from ..formats.torch_state import is_free, is_grad_enabled, modes
 from ..identity_cache import ByIdentity
 from .arrange import Arranged, arrange, merge_map
 
-__all__ = ["SparseSource", "remembered_format", "remembered_source", "sparse_source"]
+__all__ = ["SparseSource", "entries_of", "known_source", "remembered_format", "remembered_source", "sparse_source"]
 
 LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
@@ -99,6 +99,11 @@ def _shaped_by(example: Tensor) -> Callable[[Tensor], Tensor | None] | None:
     """
     with torch.inference_mode(False), torch.enable_grad():
         return example.requires_grad_().values().grad_fn  # type: ignore[return-value]
+
+
+def known_source(A: Tensor) -> SparseSource | None:
+    """Return the source of a tensor that was converted before, be it with other values or another pattern, or None."""
+    return _sources.get(A)
 
 
 def remembered_source(A: Tensor) -> SparseSource | None:
@@ -212,6 +217,28 @@ class _Slots(torch.autograd.Function):
     @one_by_one
     def backward(ctx: Any, upstream: Tensor) -> Any:
         return ctx.source.like(ctx.pattern, ctx.source.arranged.read(upstream)), None
+
+
+class _Entries(torch.autograd.Function):
+    """The values of a torch sparse tensor as it lists them; the gradient is a sparse tensor of its layout.
+
+    torch's own `values()` has no second gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, A: Tensor) -> Tensor:
+        ctx.pattern = A.detach()
+        return _entries(ctx.pattern, None).clone()  # gradients read it, be it after A was written to
+
+    @staticmethod
+    @one_by_one
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        return _sparse(ctx.pattern, _indices(ctx.pattern), upstream, is_coalesced=True)
+
+
+def entries_of(A: Tensor) -> Tensor:
+    """Return the values of a coalesced or compressed tensor as it lists them; differentiable."""
+    return _Entries.apply(A)  # type: ignore[no-any-return]
 
 
 def _entries(A: Tensor, merged: tuple[Tensor, Tensor] | None) -> Tensor:

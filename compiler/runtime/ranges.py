@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...formats.guard import ChangeGuard, guard_expression, may_keep
 from ...formats.torch_state import is_capturing
-from ..binding import Bound, Pointed
+from ..binding import Bound, Pointed, SparseFormat
 from ..language import IndexRangeError
 from .recording import paused
 
@@ -21,6 +21,7 @@ __all__ = [
     "check_ranges",
     "range_expression",
     "read_ranges",
+    "remember_coordinates",
     "remember_range",
     "remembered_range",
     "remembered_ranges",
@@ -105,6 +106,20 @@ def remember_range(index: Tensor, low: int, high: int, ascends: bool = False) ->
         if new_range is not None:
             new_range.ascends = ascends
         _keep(index, new_range, (low, high))
+
+
+def remember_coordinates(form: SparseFormat) -> None:
+    """Cache the ranges of a format's coordinates, which its conversion or its checks have made sure of."""
+    if form.sets is not None:
+        return
+    blocks, padded = form.block_size, -1 if form.has_padding else 0
+    for dim, coord in enumerate(form.coords):
+        if coord is not None:
+            size = form.shape[dim] if blocks is None else -(-form.shape[dim] // blocks[dim])
+            is_group = dim == form.group_dim
+            remember_range(coord, 0 if is_group else padded, size - 1, ascends=is_group)
+    if form.value_source is not None:
+        remember_range(form.value_source, padded, len(form.values) - 1)
 
 
 def _cached(index: Tensor) -> _Range | None:

@@ -19,6 +19,7 @@ from ..formats.sparse_format import SparseFormat
 from ..formats.torch_state import is_grad_enabled, is_wrapped
 from ..identity_cache import ByIdentity
 from .arrange import Arranged, arrange
+from .lifetimes import Lifetimes
 
 __all__ = ["Edges", "checked_sizes", "edges_of", "known_edges", "traced_edges"]
 
@@ -45,6 +46,7 @@ class Edges:
     guard: ChangeGuard | None  # of edge_index; None if its changes can't be detected
     filled: Filled | None = None  # with the weights of the last call
     ones: dict[torch.dtype, SparseFormat] = field(default_factory=dict)
+    uses: int = 0
 
     def is_of(self, edge_index: Tensor) -> bool:
         """Whether edge_index is unchanged since the format was made."""
@@ -100,6 +102,7 @@ def edges_of(A: tuple[Any, ...], name: str, size: tuple[int, int] | None) -> Edg
     by_size = _edges.get(edge_index)
     edges = None if by_size is None else by_size.get(sizes)
     if edges is not None and edges.is_of(edge_index):
+        edges.uses += 1
         return edges
     edges = _arranged_edges(edge_index, sizes)
     if edges.guard is not None and may_keep(*edges.arranged.parts):
@@ -229,4 +232,6 @@ def _check_weights(edge_weight: Tensor, arranged: Arranged) -> None:
         )
 
 
-_edges: ByIdentity[dict[tuple[int, int] | None, Edges]] = ByIdentity()
+_edges: ByIdentity[dict[tuple[int, int] | None, Edges]] = ByIdentity(
+    lambda by_size: Lifetimes.ended(sum([edges.uses for edges in by_size.values()]))
+)

@@ -1,8 +1,7 @@
-"""Sparse matrices as their caller lists them: a pattern is sorted into a format only if it lasts.
+"""Sparse matrices as their caller lists them, where patterns do not last: then none is sorted into a format at once.
 
-Conversion takes as long as tens of products, and a graph that was sampled for one step of training is used a few times.
-So the first calls over a pattern are statements over the index tensors themselves, `C[AM[e],n] += AV[e] * B[AK[e],n]`,
-whose launch plans take these as inputs and serve any pattern.
+The first calls over a pattern are statements over its index tensors, `C[AM[e],n] += AV[e] * B[AK[e],n]`, whose launch
+plans take these as inputs and serve any pattern.
 """
 
 from __future__ import annotations
@@ -27,14 +26,12 @@ from ..formats.torch_state import (
     wants_gradient,
 )
 from ..identity_cache import ByIdentity
+from . import lifetimes
 from .edges import checked_sizes, known_edges
+from .lifetimes import Lifetimes
 from .torch_sparse import entries_of, known_source
 
 __all__ = ["Listed", "listed_matrix", "listed_patterns"]
-
-# Calls over a pattern after which it is taken to last, so that its conversion pays; as with the maps of convolutions it
-# says how patterns are used: a model of three layers uses a sampled graph three times, and then has another one.
-PAYS_AFTER = 32
 
 
 class Listed(NamedTuple):
@@ -67,13 +64,13 @@ class _Pattern:
     uses: int = 0
 
 
-listed_patterns: ByIdentity[_Pattern] = ByIdentity()
+listed_patterns: ByIdentity[_Pattern] = ByIdentity(lambda pattern: Lifetimes.ended(pattern.uses))
 
 
 def listed_matrix(A: Any, B: Tensor, reduce: str) -> Listed | None:
-    """Return the entries of a torch sparse tensor or a graph as they are listed, if its pattern is new.
+    """Return the entries of a torch sparse tensor or a graph as they are listed, if its pattern is not taken to last.
 
-    None if the pattern lasts or has been converted, if a call over it must go another way (deterministic algorithms,
+    None if the pattern has been converted or is to be, if a call over it must go another way (deterministic algorithms,
     transforms, autocast), or if there is something wrong with the matrix, of which its conversion says what.
     """
     if not is_free() or is_deterministic() or B.dtype not in VALUE_DTYPES or B.device.type == "meta":
@@ -104,7 +101,7 @@ def _listed_edges(A: tuple[Any, ...], nodes: int) -> Listed | None:
     sources, targets = (nodes, nodes) if len(A) == 2 or A[2] is None else checked_sizes(A[2])
     pattern = _recent(edge_index)
     if pattern is None:
-        if known_edges(edge_index, (sources, targets)) is not None or (edge_index.is_cuda and is_capturing()):
+        if _is_to_be_converted(edge_index) or known_edges(edge_index, (sources, targets)) is not None:
             return None
         guard = ChangeGuard.of(edge_index)  # before it is read: another thread may write to it
         with torch.inference_mode(False):  # what is kept must be good for training too
@@ -127,7 +124,7 @@ def _listed_entries(A: Tensor, reduce: str, learns: bool) -> Listed | None:
         return None
     pattern = _recent(A)
     if pattern is None:
-        if (known_source(A) is not None and A not in listed_patterns) or (A.is_cuda and is_capturing()):
+        if _is_to_be_converted(A) or (known_source(A) is not None and A not in listed_patterns):
             return None
         guard = SparseChangeGuard.of(A)
         with torch.inference_mode(False):
@@ -178,6 +175,11 @@ def _recent(source: Tensor) -> _Pattern | None:
     return pattern if pattern is not None and pattern.guard is not None and pattern.guard.holds_for(source) else None
 
 
+def _is_to_be_converted(source: Tensor) -> bool:
+    """Whether a new pattern is taken to last, or can't be read now."""
+    return not Lifetimes.are_short() or (source.is_cuda and is_capturing())
+
+
 def _kept(source: Tensor, pattern: _Pattern) -> _Pattern:
     """Keep a pattern with its tensor; a sparse tensor that was written to, as by an optimizer, is not new by that."""
     before = listed_patterns.get(source)
@@ -193,7 +195,8 @@ def _used(source: Tensor, pattern: _Pattern, values: Tensor | None, shape: tuple
     if pattern.least < 0 or pattern.most[0] >= shape[0] or pattern.most[1] >= shape[1]:
         return None
     pattern.uses += 1
-    if pattern.uses > PAYS_AFTER and not (source.is_cuda and is_capturing()):
+    if pattern.uses > lifetimes.PAYS_AFTER and not (source.is_cuda and is_capturing()):
         listed_patterns.drop(source)
+        Lifetimes.ended(pattern.uses)
         return None
     return Listed(pattern.AM, pattern.AK, values, shape)

@@ -32,6 +32,7 @@ from ..formats.sparse_format import SparseFormat
 from ..formats.torch_state import is_free, is_grad_enabled, modes
 from ..identity_cache import ByIdentity
 from .arrange import Arranged, arrange, merge_map
+from .lifetimes import Lifetimes
 
 __all__ = ["SparseSource", "entries_of", "known_source", "remembered_format", "remembered_source", "sparse_source"]
 
@@ -48,6 +49,7 @@ class SparseSource:
     filled: SparseFormat | None = None  # with the values that it had then
     indices: tuple[Tensor, ...] = ()  # copies of the tensor's index tensors, made when it was first written to
     shaped: Callable[[Tensor], Tensor | None] | None = None  # makes a sparse tensor like it of entries
+    uses: int = 0
 
     def is_of(self, A: Tensor) -> bool:
         """Whether A is unchanged since the pattern was last compared with it."""
@@ -114,6 +116,7 @@ def remembered_source(A: Tensor) -> SparseSource | None:
     source = kept[1]  # `_sources.get` and `is_of`, inlined: every call comes here
     guard = source.guard
     if guard is not None and source.filled is not None and guard.holds_for(A):
+        source.uses += 1
         return source
     return _rewritten(A) if is_free() else None
 
@@ -136,12 +139,14 @@ def sparse_source(A: Tensor, name: str) -> SparseSource:
 
     Entries are sorted again only for a new pattern. Errors call the tensor `name`.
     """
-    source = _sources.get(A)
-    if source is not None and source.is_of(A):
-        return source
+    cached = _sources.get(A)
+    if cached is not None and cached.is_of(A):
+        cached.uses += 1
+        return cached
     guard = SparseChangeGuard.of(A)  # before A is read: another thread may write to it
     with outside_modes(A):  # a tensor that a graph holds is read while it is traced
-        source = _refreshed(A, source, name)
+        source = _refreshed(A, cached, name)
+    source.uses = 1 if cached is None else cached.uses + 1
     if guard is not None and may_keep(*source.arranged.parts, *(source.merged or ())):
         source.guard = guard
         _sources.keep(A, source)
@@ -282,5 +287,5 @@ def _check_inside(coords: Tensor, grid: tuple[int, ...], name: str) -> None:
         raise IndexRangeError(f"{name} lists an entry at {place}, but its shape holds {list(grid)}; mend its indices")
 
 
-_sources: ByIdentity[SparseSource] = ByIdentity()
+_sources: ByIdentity[SparseSource] = ByIdentity(lambda source: Lifetimes.ended(source.uses))
 _kept = _sources.kept

@@ -14,7 +14,7 @@ from torch import Tensor
 from insum_ops import insum, spmm
 from insum_ops.compiler import IndexRangeError, pipeline
 from insum_ops.formats import COO, GroupCOO
-from insum_ops.matmul import listed
+from insum_ops.matmul import lifetimes, listed
 
 pytestmark = SPARSE_WARNINGS
 ROWS, COLUMNS, WIDTH = 400, 300, 3
@@ -55,6 +55,14 @@ KINDS: dict[str, Any] = {
     "GroupCOO": lambda rows, columns, weight: GroupCOO.from_coo(torch.stack([rows, columns]), weight, (ROWS, COLUMNS)),
     "GroupCOO of csr": lambda *parts: GroupCOO.from_torch(compressed(*parts)),
 }
+
+
+@pytest.fixture(autouse=True)
+def short_lives(monkeypatch):
+    """Graphs are taken not to last, from the first one on."""
+    monkeypatch.setattr(lifetimes, "SEVERAL", 0)
+
+
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -154,7 +162,7 @@ def test_other_reductions_over_new_graphs(kind, reduce):
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "OO" not in kind])
 def test_a_graph_is_listed_until_it_lasts(kind, monkeypatch):
-    monkeypatch.setattr(listed, "PAYS_AFTER", 3)
+    monkeypatch.setattr(lifetimes, "PAYS_AFTER", 3)
     A, rows, columns, weight = new_graph(kind, 130)
     B = torch.randn(COLUMNS, WIDTH, dtype=torch.float64, device=DEVICE, requires_grad=True)
     expected = expected_of(rows, columns, weight, B)
@@ -165,6 +173,23 @@ def test_a_graph_is_listed_until_it_lasts(kind, monkeypatch):
             assert (source in listed.listed_patterns) == (use < 3)
         assert_matches(C, expected)
         assert_matches(torch.autograd.grad(C.sum(), B)[0], torch.autograd.grad(expected.sum(), B, retain_graph=True)[0])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["edges", "csr"])
+def test_new_graphs_are_listed_once_several_have_not_lasted(kind, monkeypatch):
+    monkeypatch.setattr(lifetimes, "SEVERAL", 3)
+    monkeypatch.setattr(lifetimes, "PAYS_AFTER", 3)
+    monkeypatch.setattr(lifetimes.Lifetimes, "short", 0)
+    B = torch.randn(COLUMNS, WIDTH, dtype=torch.float64, device=DEVICE)
+    for uses, is_listed in [(1, 0), (2, 0), (6, 0), (1, 0), (1, 0), (1, 0), (2, 1), (7, 1), (1, 0)]:
+        A, *_ = new_graph(kind, 40)
+        source = A[0] if isinstance(A, tuple) else A
+        spmm(A, B)
+        assert (source in listed.listed_patterns) == bool(is_listed)
+        for _ in range(uses - 1):
+            spmm(A, B)
+        del A, source
 
 
 @torch.no_grad()

@@ -81,11 +81,12 @@ def spmm(A: Any, B: Tensor, reduce: Reduce = "sum", *others: NoReturn) -> Tensor
     its own pattern and layout (torch collects `.grad` for COO and CSR alone; `torch.autograd.grad` and values that a
     sparse tensor was made of get theirs for every layout).
 
-    A torch tensor is converted once, and again when its pattern changes; an in-place change is noticed by the tensor's
-    version counter, and other `.data` by its address, so not what is changed through other tensors in the same memory.
-    A scipy array and a tensor made in inference mode are converted at every call: make a format of them.
-    `torch.compile` traces formats and graphs, from the first call on; at a torch sparse tensor and at a scipy array its
-    graph breaks.
+    A torch tensor or a graph is converted once, and again when its pattern changes; where several in turn were used a
+    few times and then gone, as graphs that are sampled, a new one is multiplied as it is listed until it has been used
+    often. An in-place change is noticed by the tensor's version counter, and other `.data` by its address, so not what
+    is changed through other tensors in the same memory. A scipy array and a tensor made in inference mode are converted
+    at every call: make a format of them. `torch.compile` traces formats and graphs, from the first call on; at a torch
+    sparse tensor and at a scipy array its graph breaks.
 
     Args:
         A: the sparse matrix [M, K]: a format of `insum_ops.formats`, a torch sparse tensor (COO, CSR, CSC, BSR or BSC),

@@ -37,6 +37,7 @@ TITLES = {
     "structured_spmm": "Block SpMM against sparsity",
     "unstructured_spmm": "`spmm` over graphs",
     "conversion": "Converting a CSR tensor, once",
+    "sampled_graph": "Graphs that are sampled anew at each step",
     "linear": "`BlockSparseLinear`",
     "linear_training": "`BlockSparseLinear`, forward and backward",
     "convolution": "Convolution over rooms and scans",

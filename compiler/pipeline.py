@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ..formats.facts import Fact
 from ..formats.torch_state import is_compiling, is_deterministic, is_free, is_transformed, wants_gradient
+from .any_pattern import evaluate_rewritten
 from .autograd import by_torch, differentiable, followed_sparse, implement, is_sum, run_plain, transformed, unchecked
 from .binding import grouping, is_sparse, recipe_for
 from .language import UnsupportedError
@@ -73,8 +74,7 @@ def evaluate_anew(expr: str, operands: Operands, size: Size) -> Tensor:
     if len(sparse) == 1 and is_sum(expr) and wants_gradient(list(dense.values())) and not is_transformed():
         return differentiable(evaluate, expr, operands, size)
     form = grouped(expr, size, name, form, group_dim, dense)
-    recipe = recipe_for(expr, size, name, form, dense)
-    return recipe.finish(_evaluate_plain(recipe.text, recipe.tensors(form, dense), recipe.size, recipe.fact(form)))
+    return evaluate_rewritten(recipe_for(expr, size, name, form, dense), form, dense, _evaluate_plain)
 
 
 def _evaluate_plain(expr: str, tensors: Mapping[str, Tensor], size: Size, fact: Fact | None = None) -> Tensor:

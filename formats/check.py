@@ -87,7 +87,7 @@ def check_dtype(name: str, values: Tensor) -> None:
 
 
 def check_entries(coords: Tensor, values: Tensor, grid: Sizes, block_size: Sizes) -> None:
-    """Raise FormatError unless `coords` [ndim, E] and `values` [E, *block_size] fit each other and the grid."""
+    """Raise FormatError unless `coords` [ndim, E] and `values` [E, *block_size] fit each other and the grid's shape."""
     check_dtype("values", values)
     if coords.dtype.is_floating_point or coords.dtype.is_complex or coords.dtype == torch.bool:
         raise FormatError(f"coords is {coords.dtype}; coordinates are integers")
@@ -99,14 +99,25 @@ def check_entries(coords: Tensor, values: Tensor, grid: Sizes, block_size: Sizes
             f"values is {list(values.shape)} but coords is {list(coords.shape)}; values must be {expected}"
         )
     _check_device("coords", coords, values)
-    coords = coords.long()
-    is_outside = (coords < 0) | (coords >= coords.new_tensor(grid)[:, None])
-    if bool(is_outside.any()):
-        dim, entry = is_outside.nonzero()[0].tolist()
-        raise FormatError(
-            f"coords[{dim}, {entry}] is {int(coords[dim, entry])}; "
-            f"along dimension {dim} it is at least 0 and less than {grid[dim]}"
-        )
+
+
+def check_inside(coords: Tensor, grid: Sizes, question: Tensor) -> bool:
+    """Return the answer to a question, a number on the device of the coordinates [ndim, E], for which the host waits.
+
+    Raises FormatError if a coordinate lies outside the grid, which it waits for at the same time.
+    """
+    if coords.shape[1] == 0:
+        return bool(question)
+    lowest, highest = coords.aminmax(dim=1)
+    *bounds, answer = torch.cat([lowest, highest, question.to(coords.dtype).view(1)]).tolist()
+    for dim, size in enumerate(grid):
+        if bounds[dim] < 0 or bounds[len(grid) + dim] >= size:
+            entry = int(((coords[dim] < 0) | (coords[dim] >= size)).nonzero()[0])
+            raise FormatError(
+                f"coords[{dim}, {entry}] is {int(coords[dim, entry])}; "
+                f"along dimension {dim} it is at least 0 and less than {size}"
+            )
+    return bool(answer)
 
 
 def check_values(values: Tensor, expected: Tensor) -> None:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .group_size import gpu_group_size
-from .group_size import group_size as choose_group_size
+from .check import check_inside
+from .group_size import groups_of
 
 Sizes = tuple[int, ...]
 
@@ -94,15 +94,18 @@ def scatter_dense(entries: Entries, shape: Sizes, block_size: Sizes | None) -> T
 
 
 def merge(entries: Entries, grid: Sizes, group_dim: int) -> Entries:
-    """Return entries ordered by the group dimension first, with duplicates added."""
+    """Return entries ordered by the group dimension first, with duplicates added; refuse any outside of the grid."""
     keys = _keys(entries.coords, grid, group_dim)
-    if bool((keys[1:] > keys[:-1]).all()):
+    if check_inside(entries.coords, grid, (keys[1:] > keys[:-1]).all()):
         return entries
     return _add_up(entries.coords, keys, (), entries.values, ())
 
 
 def merge_into_blocks(elements: Entries, grid: Sizes, group_dim: int, block_size: Sizes) -> Entries:
-    """Return elements collected into blocks, ordered by the group dimension first, with duplicates added."""
+    """Return elements collected into blocks, ordered by the group dimension first, with duplicates added.
+
+    The elements lie in the tensor, which is not checked.
+    """
     sizes = elements.coords.new_tensor(block_size)[:, None]
     coords, within = elements.coords // sizes, elements.coords % sizes
     return _add_up(coords, _keys(coords, grid, group_dim), tuple(within), elements.values, block_size)
@@ -122,25 +125,22 @@ def lay_out_groups(
     coords: Tensor, grid: Sizes, group_dim: int, group_size: int | None, is_blocked: bool = False
 ) -> Layout:
     """Return the layout of GroupCOO: a row's entries fill groups, the last one padded; an empty row has no group."""
-    rows, row_of, occ = torch.unique_consecutive(coords[group_dim], return_inverse=True, return_counts=True)
-    if group_size is None:
-        is_gpu_matrix = len(grid) == 2 and not is_blocked and coords.is_cuda
-        size = gpu_group_size(occ) if is_gpu_matrix else choose_group_size(occ)
-    else:
-        size = group_size
-    groups = (occ + size - 1) // size
-    num_groups = int(groups.sum())
-    position = _position_in_row(row_of, occ)
-    slot = ((groups.cumsum(0) - groups)[row_of] + position // size) * size + position % size
-    group_rows = rows.repeat_interleave(groups, output_size=num_groups).to(_coord_dtype(grid[group_dim]))
-    return _pad(coords, grid, group_dim, slot, (num_groups, size), group_rows)
+    rows, ones = coords[group_dim], len(grid) == 2 and not is_blocked
+    positions = _positions_in_row(rows)
+    size, num_groups = groups_of(positions, group_size, ones and coords.is_cuda) if len(rows) else (group_size or 1, 0)
+    within = positions % size
+    group = (within == 0).cumsum(0).sub_(1)
+    rows = rows.to(_coord_dtype(grid[group_dim]))
+    group_rows = rows.new_empty(num_groups).scatter_(0, group, rows)
+    return _pad(coords, grid, group_dim, within.add_(group, alpha=size), (num_groups, size), group_rows)
 
 
 def lay_out_rows(coords: Tensor, grid: Sizes, group_dim: int) -> Layout:
     """Return the layout of ELL: p is the row, and q goes as far as the fullest row; a vector's row is one element."""
-    rows, row_of, occ = torch.unique_consecutive(coords[group_dim], return_inverse=True, return_counts=True)
-    width = 1 if len(grid) == 1 else int(occ.max()) if len(occ) else 0
-    slot = rows[row_of] * width + _position_in_row(row_of, occ)
+    rows = coords[group_dim]
+    positions = _positions_in_row(rows)
+    width = 1 if len(grid) == 1 else int(positions.max()) + 1 if len(rows) else 0
+    slot = rows * width + positions
     return _pad(coords, grid, group_dim, slot, (grid[group_dim], width), None)
 
 
@@ -176,9 +176,10 @@ def _add_up(coords: Tensor, keys: Tensor, within: Sequence[Tensor], values: Tens
     return Entries(coords[:, first], merged.index_put_((into, *within), values, accumulate=True))
 
 
-def _position_in_row(row_of: Tensor, occ: Tensor) -> Tensor:
-    """Return how many entries of its row come before each entry; `occ` counts the entries of each row."""
-    return torch.arange(len(row_of), device=row_of.device) - (occ.cumsum(0) - occ)[row_of]
+def _positions_in_row(rows: Tensor) -> Tensor:
+    """Return how many entries of its row come before each entry; `rows` ascend."""
+    rows = rows.contiguous()
+    return torch.arange(len(rows), device=rows.device) - torch.searchsorted(rows, rows)
 
 
 def _pad(

@@ -14,6 +14,7 @@ from .check import (
     check_dtype,
     check_entries,
     check_group_size,
+    check_inside,
     check_shape,
     integer_sizes,
     normal_dim,
@@ -137,6 +138,7 @@ class FromTensors(ABC):
         if blocks is None:
             entries = merge(Entries(coords.long(), values), size, dim)
         else:
+            check_inside(coords.long(), size, coords.new_ones(()))
             entries = merge_into_blocks(Entries(coords.long(), values), block_grid(size, blocks), dim, blocks)
         return cls._from_entries(entries, size, dim, group_size, blocks)
 

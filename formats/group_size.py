@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["gpu_group_size", "group_size", "group_size_candidates", "indirect_accesses"]
+__all__ = ["gpu_group_size", "group_size", "group_size_candidates", "groups_of", "indirect_accesses"]
 
 # Milliseconds on one H200 of a product with 128 columns in float32, by the group size, for graphs with long rows: `make
 # bench CASES=bench/cases/test_group_size.py`, as stored in bench/results.
@@ -22,6 +22,7 @@ LARGEST_ON_GPU = min(
     MEASURED_SIZES["ogbl-ddi"],
     key=lambda size: max(times[size] / min(times.values()) for times in MEASURED_SIZES.values()),
 )
+SIZES_ON_GPU = tuple(2**power for power in range(LARGEST_ON_GPU.bit_length()))
 # Slots for each entry from which on short rows are better taken entry by entry, which needs no padding. One H200,
 # float16, N = 32, 128 and 512: PROTEINS 1.04, 1.19 and 1.04 times as fast with groups of one, rows of 1 to 32 entries
 # 1.27, 1.31 and 1.28, rows of about 8 (Poisson) 1.11, 1.35 and 0.90; with 1.6 slots, DD 1.0, 1.05 and 0.96.
@@ -48,12 +49,10 @@ def group_size(occ: Tensor | Sequence[int]) -> int:
         >>> group_size([40, 30, 20, 10])
         8
     """
-    candidates = group_size_candidates(occ)
+    candidates, counts = group_size_candidates(occ), _counts(occ)
     if len(candidates) == 1:
         return candidates[0]
-    counts = _counts(occ)
-    accesses = torch.stack([_accesses(counts, g) for g in candidates]).tolist()
-    return min(zip(accesses, candidates, strict=True))[1]
+    return _fewest_accesses(candidates, torch.stack([_groups(counts, g) for g in candidates]).tolist())
 
 
 def gpu_group_size(occ: Tensor | Sequence[int]) -> int:
@@ -69,12 +68,44 @@ def gpu_group_size(occ: Tensor | Sequence[int]) -> int:
     counts = _counts(occ)
     if counts.numel() == 0:
         return 1
-    entries, rows, fullest = torch.stack([counts.sum(), (counts > 0).sum(), counts.max()]).tolist()
-    size = 1
-    while 2 * size * rows < 3 * entries and size < min(fullest, LARGEST_ON_GPU):
-        size *= 2
-    slots = int(((counts + size - 1) // size).sum()) * size if fullest <= LARGEST_ON_GPU else 0
-    return size if slots < MOSTLY_PADDING * entries else 1
+    sums = [counts.sum(), (counts > 0).sum(), counts.max(), *[_groups(counts, size) for size in SIZES_ON_GPU]]
+    entries, rows, fullest, *groups = torch.stack(sums).tolist()
+    return _size_on_gpu(entries, rows, fullest, groups)
+
+
+def _size_on_gpu(entries: int, rows: int, fullest: int, groups: Sequence[int]) -> int:
+    """Return what `gpu_group_size` does; `groups` is how many there are of each of the `SIZES_ON_GPU`."""
+    at = 0
+    while 2 * SIZES_ON_GPU[at] * rows < 3 * entries and SIZES_ON_GPU[at] < min(fullest, LARGEST_ON_GPU):
+        at += 1
+    slots = groups[at] * SIZES_ON_GPU[at] if fullest <= LARGEST_ON_GPU else 0
+    return SIZES_ON_GPU[at] if slots < MOSTLY_PADDING * entries else 1
+
+
+def groups_of(positions: Tensor, size: int | None, is_on_gpu: bool) -> tuple[int, int]:
+    """Return the size of groups, chosen if it is None, and how many there are.
+
+    `positions` [E] counts, for each entry, those of its row before it; there is at least one. A group begins at each
+    entry that has a multiple of the size before it, so that nothing else has to be known of the rows. The host waits
+    once for a matrix on a GPU, or for a size that is given.
+
+    >>> groups_of(torch.tensor([0, 1, 2, 0, 0, 1]), 2, False), groups_of(torch.tensor([0, 1, 2, 0, 0, 1]), None, True)
+    ((2, 4), (1, 6))
+    """
+    if size is not None:
+        return size, int((positions % size == 0).sum())
+    facts = torch.stack([(positions == 0).sum(), positions.max()])
+    if is_on_gpu:
+        masks = (1 << torch.arange(len(SIZES_ON_GPU), device=positions.device)) - 1
+        begins = ((positions & masks[:, None]) == 0).sum(1)  # of each size
+        rows, fullest, *groups = torch.cat([facts, begins]).tolist()
+        size = _size_on_gpu(len(positions), rows, fullest + 1, groups)
+        return size, groups[SIZES_ON_GPU.index(size)]
+    rows, fullest = facts.tolist()
+    candidates = _candidates(len(positions), rows, fullest + 1)
+    groups = torch.stack([(positions % own == 0).sum() for own in candidates]).tolist()
+    size = _fewest_accesses(candidates, groups)
+    return size, groups[candidates.index(size)]
 
 
 def group_size_candidates(occ: Tensor | Sequence[int]) -> tuple[int, ...]:
@@ -89,7 +120,11 @@ def group_size_candidates(occ: Tensor | Sequence[int]) -> tuple[int, ...]:
     counts = _counts(occ)
     if counts.numel() == 0:
         return (1,)
-    entries, rows, fullest = torch.stack([counts.sum(), (counts > 0).sum(), counts.max()]).tolist()
+    return _candidates(*torch.stack([counts.sum(), (counts > 0).sum(), counts.max()]).tolist())
+
+
+def _candidates(entries: int, rows: int, fullest: int) -> tuple[int, ...]:
+    """Return what `group_size_candidates` does, of entries in rows that are not empty."""
     below = 1
     while (2 * below) ** 2 * rows <= entries and below < fullest:
         below *= 2
@@ -98,7 +133,12 @@ def group_size_candidates(occ: Tensor | Sequence[int]) -> tuple[int, ...]:
 
 def indirect_accesses(occ: Tensor | Sequence[int], g: int) -> int:
     """Return F(g) = (g+1) * sum(ceil(occ_i/g)): a scatter for each group and a gather for each of its g slots."""
-    return int(_accesses(_counts(occ), g))
+    return (g + 1) * int(_groups(_counts(occ), g))
+
+
+def _fewest_accesses(sizes: Sequence[int], groups: Sequence[int]) -> int:
+    """Return the size of which so many groups make the fewest indirect accesses, the smaller one of two that tie."""
+    return min(zip([(g + 1) * count for g, count in zip(sizes, groups)], sizes, strict=True))[1]
 
 
 def _counts(occ: Tensor | Sequence[int]) -> Tensor:
@@ -106,5 +146,6 @@ def _counts(occ: Tensor | Sequence[int]) -> Tensor:
     return occ.long() if isinstance(occ, Tensor) else torch.tensor(occ, dtype=torch.int64, device="cpu")
 
 
-def _accesses(counts: Tensor, g: int) -> Tensor:
-    return (g + 1) * ((counts + g - 1) // g).sum()
+def _groups(counts: Tensor, g: int) -> Tensor:
+    """Return how many groups of g rows with so many entries make."""
+    return ((counts + g - 1) // g).sum()

@@ -627,11 +627,12 @@ class SparseFormat(Moves, NotTensor, FromTensors):
     @torch.inference_mode(False)
     def _regrouped(self, cache: PatternCache, group_dim: int, group_size: int | None) -> Regrouped:
         """Return the pattern grouped along another dimension or in other sizes, worked out anew."""
-        grid = block_grid(self.shape, self.block_size)
-        coords, positions = self._entry_coords(), self._positions()
-        if positions is not None:
-            coords = coords[:, positions]
-        order = sort_order(coords, grid, group_dim)
+        grid, num_padding = block_grid(self.shape, self.block_size), cache.num_slots - cache.num_entries
+        coords, positions = self._entry_coords(), None
+        if num_padding and (group_dim == self.group_dim or prod(grid) >= 2**63):
+            positions = self._positions()
+            coords, num_padding = coords[:, positions], 0
+        order = sort_order(coords, grid, group_dim)[num_padding:]  # where -1 is sorted by, padding comes first
         layout = self._lay_out(coords[:, order], grid, group_dim, group_size)
         source = order if positions is None else positions[order]
         gather = Gather(source, None) if layout.gather is None else layout.gather.after(source)

@@ -6,6 +6,7 @@ import sys
 from functools import lru_cache
 
 from insum_ops.lru_cache import LRUCache
+from insum_ops.matmul.lifetimes import Lifetimes
 
 __all__ = ["caches", "forget"]
 
@@ -24,3 +25,4 @@ def _caches(_: int) -> list[LRUCache[object]]:
 def forget() -> None:
     for kept in caches():
         kept.clear()
+    Lifetimes.short = 0

@@ -30,6 +30,8 @@ from .plan_cache import keep_learning, planned, replayed
 from .ranges import (
     ascends,
     check_ranges,
+    read_ranges,
+    remember_coordinates,
     remember_range,
     remember_segments,
     remembered_range,
@@ -72,7 +74,9 @@ __all__ = [
     "owned",
     "paused",
     "planned",
+    "read_ranges",
     "reason_of",
+    "remember_coordinates",
     "remember_range",
     "remember_segments",
     "remembered_range",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...formats.guard import ChangeGuard, guard_expression, may_keep
 from ...formats.torch_state import is_capturing
-from ..binding import Bound, Pointed
+from ..binding import Bound, Pointed, SparseFormat
 from ..language import IndexRangeError
 from .recording import paused
 
@@ -21,6 +21,7 @@ __all__ = [
     "check_ranges",
     "range_expression",
     "read_ranges",
+    "remember_coordinates",
     "remember_range",
     "remembered_range",
     "remembered_ranges",
@@ -53,29 +54,36 @@ def read_ranges(indices: Sequence[Tensor], ordered: Collection[int] = ()) -> lis
     """
     kept = [_new_range(index) for index in indices]  # before they are read: another thread may write to them
     values = [(0, -1)] * len(indices)
-    by_device: dict[torch.device, list[int]] = {}
+    by_device: dict[torch.device, dict[Any, list[int]]] = {}
     for at, index in enumerate(indices):
         if index.numel():
-            by_device.setdefault(index.device, []).append(at)
-    for numbers in by_device.values():
+            tables = by_device.setdefault(index.device, {})
+            tables.setdefault((index.shape, index.dtype, at in ordered), []).append(at)
+    for tables in by_device.values():
         with paused():
-            asked = [at for at in numbers if at in ordered]
-            bounds = [bound for at in numbers for bound in torch.aminmax(indices[at])]
-            bounds += [_is_ascending(indices[at]) for at in asked]
-            read = torch.stack(bounds).tolist()  # of int32 and int64 too, as int64
-        for place, at in enumerate(numbers):
-            values[at] = read[2 * place], read[2 * place + 1]
-        for answer, at in zip(read[2 * len(numbers) :], asked):
-            if (own := kept[at]) is not None:
-                own.ascends = bool(answer)
+            kinds = [([indices[at] for at in places], is_asked) for (_, _, is_asked), places in tables.items()]
+            parts = [part for kind in kinds for part in _bounds(*kind)]
+            read = iter(torch.cat(parts).tolist())
+        for (_, _, is_asked), places in tables.items():
+            lowest, highest = [next(read) for _ in places], [next(read) for _ in places]
+            for at, *bounds in zip(places, lowest, highest):
+                values[at] = bounds[0], bounds[1]
+            for at in places if is_asked else ():
+                answer, own = bool(next(read)), kept[at]
+                if own is not None:
+                    own.ascends = answer
     for index, new_range, own_values in zip(indices, kept, values):
         _keep(index, new_range, own_values)
     return values
 
 
-def _is_ascending(index: Tensor) -> Tensor:
-    """Return whether an index tensor [P] ascends, as a number on its device."""
-    return (index[1:] >= index[:-1]).all().to(index.dtype)
+def _bounds(indices: Sequence[Tensor], is_ordered: bool) -> list[Tensor]:
+    """Return the smallest and the largest value of tensors of one shape, then, if asked, whether each ascends."""
+    table = indices[0].reshape(1, -1) if len(indices) == 1 else torch.stack([*indices]).flatten(1)
+    bounds = list(table.aminmax(dim=1))
+    if is_ordered:
+        bounds.append((table[:, 1:] >= table[:, :-1]).all(1))
+    return bounds
 
 
 def ascends(index: Tensor) -> bool:
@@ -89,7 +97,7 @@ def ascends(index: Tensor) -> bool:
     if (index.is_cuda and is_capturing()) or index.is_meta:
         return False
     with paused():
-        answer = bool(_is_ascending(index))
+        answer = bool((index[1:] >= index[:-1]).all())
     if cached is not None:
         cached.ascends = answer
     return answer
@@ -105,6 +113,20 @@ def remember_range(index: Tensor, low: int, high: int, ascends: bool = False) ->
         if new_range is not None:
             new_range.ascends = ascends
         _keep(index, new_range, (low, high))
+
+
+def remember_coordinates(form: SparseFormat) -> None:
+    """Cache the ranges of a format's coordinates, which its conversion or its checks have made sure of."""
+    if form.sets is not None:
+        return
+    blocks, padded = form.block_size, -1 if form.has_padding else 0
+    for dim, coord in enumerate(form.coords):
+        if coord is not None:
+            size = form.shape[dim] if blocks is None else -(-form.shape[dim] // blocks[dim])
+            is_group = dim == form.group_dim
+            remember_range(coord, 0 if is_group else padded, size - 1, ascends=is_group)
+    if form.value_source is not None:
+        remember_range(form.value_source, padded, len(form.values) - 1)
 
 
 def _cached(index: Tensor) -> _Range | None:

@@ -19,8 +19,9 @@ from ..formats.sparse_format import SparseFormat
 from ..formats.torch_state import is_grad_enabled, is_wrapped
 from ..identity_cache import ByIdentity
 from .arrange import Arranged, arrange
+from .lifetimes import Lifetimes
 
-__all__ = ["Edges", "edges_of", "traced_edges"]
+__all__ = ["Edges", "checked_sizes", "edges_of", "known_edges", "traced_edges"]
 
 SIZES = 64  # kept for one graph, then all are dropped: a new size with every call must not fill memory
 
@@ -45,6 +46,7 @@ class Edges:
     guard: ChangeGuard | None  # of edge_index; None if its changes can't be detected
     filled: Filled | None = None  # with the weights of the last call
     ones: dict[torch.dtype, SparseFormat] = field(default_factory=dict)
+    uses: int = 0
 
     def is_of(self, edge_index: Tensor) -> bool:
         """Whether edge_index is unchanged since the format was made."""
@@ -96,10 +98,11 @@ def edges_of(A: tuple[Any, ...], name: str, size: tuple[int, int] | None) -> Edg
     """
     check_graph(A, name)
     edge_index = A[0]
-    sizes = size if len(A) == 2 or A[2] is None else _checked_sizes(A[2])
+    sizes = size if len(A) == 2 or A[2] is None else checked_sizes(A[2])
     by_size = _edges.get(edge_index)
     edges = None if by_size is None else by_size.get(sizes)
     if edges is not None and edges.is_of(edge_index):
+        edges.uses += 1
         return edges
     edges = _arranged_edges(edge_index, sizes)
     if edges.guard is not None and may_keep(*edges.arranged.parts):
@@ -107,6 +110,12 @@ def edges_of(A: tuple[Any, ...], name: str, size: tuple[int, int] | None) -> Edg
             by_size = {}
         _edges.keep(edge_index, {**by_size, sizes: edges})  # another dictionary: other threads may be reading this one
     return edges
+
+
+def known_edges(edge_index: Tensor, sizes: tuple[int, int]) -> Edges | None:
+    """Return the edges of a graph that was converted before and has not changed since, or None."""
+    edges = (_edges.get(edge_index) or {}).get(sizes)
+    return edges if edges is not None and edges.is_of(edge_index) else None
 
 
 def check_graph(A: tuple[Any, ...], name: str) -> None:
@@ -136,7 +145,7 @@ def traced_edges(A: tuple[Any, ...], name: str, size: tuple[int, int], dtype: to
     check_graph(A, name)
     edge_index, edge_weight = A[0], A[1]
     check_edge_index(edge_index)
-    sources, targets = size if len(A) == 2 or A[2] is None else _checked_sizes(A[2])
+    sources, targets = size if len(A) == 2 or A[2] is None else checked_sizes(A[2])
     if edge_weight is None:
         edge_weight = torch.ones(edge_index.shape[1], dtype=dtype, device=edge_index.device)
     return FormatParts("Edges;0;;*", (targets, sources), edge_weight, [edge_index])
@@ -171,7 +180,7 @@ register_kind(
 )
 
 
-def _checked_sizes(size: Any) -> tuple[int, int]:
+def checked_sizes(size: Any) -> tuple[int, int]:
     """Return (sources, targets) of a caller's size; refuse what is none."""
     parts = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
     try:
@@ -223,4 +232,6 @@ def _check_weights(edge_weight: Tensor, arranged: Arranged) -> None:
         )
 
 
-_edges: ByIdentity[dict[tuple[int, int] | None, Edges]] = ByIdentity()
+_edges: ByIdentity[dict[tuple[int, int] | None, Edges]] = ByIdentity(
+    lambda by_size: Lifetimes.ended(sum([edges.uses for edges in by_size.values()]))
+)

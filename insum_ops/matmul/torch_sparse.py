@@ -32,8 +32,9 @@ from ..formats.sparse_format import SparseFormat
 from ..formats.torch_state import is_free, is_grad_enabled, is_transformed, modes, wants_gradient
 from ..identity_cache import ByIdentity
 from .arrange import Arranged, arrange, merge_map
+from .lifetimes import Lifetimes
 
-__all__ = ["SparseSource", "remembered_format", "remembered_source", "sparse_source"]
+__all__ = ["SparseSource", "entries_of", "known_source", "remembered_format", "remembered_source", "sparse_source"]
 
 LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
@@ -48,6 +49,7 @@ class SparseSource:
     filled: SparseFormat | None = None  # with the values that it had then
     indices: tuple[Tensor, ...] = ()  # copies of the tensor's index tensors, made when it was first written to
     shaped: Callable[[Tensor], Tensor | None] | None = None  # makes a sparse tensor like it of entries
+    uses: int = 0
 
     def is_of(self, A: Tensor) -> bool:
         """Whether A is unchanged since the pattern was last compared with it."""
@@ -103,6 +105,11 @@ def _shaped_by(example: Tensor) -> Callable[[Tensor], Tensor | None] | None:
         return example.requires_grad_().values().grad_fn  # type: ignore[return-value]
 
 
+def known_source(A: Tensor) -> SparseSource | None:
+    """Return the source of a tensor that was converted before, be it with other values or another pattern, or None."""
+    return _sources.get(A)
+
+
 def remembered_source(A: Tensor) -> SparseSource | None:
     """Return the cached source of A that holds its present values, or None."""
     kept = _kept.get(id(A))
@@ -111,6 +118,7 @@ def remembered_source(A: Tensor) -> SparseSource | None:
     source = kept[1]  # `_sources.get` and `is_of`, inlined: every call comes here
     guard = source.guard
     if guard is not None and source.filled is not None and guard.holds_for(A):
+        source.uses += 1
         return source
     return _rewritten(A) if is_free() else None
 
@@ -133,12 +141,14 @@ def sparse_source(A: Tensor, name: str) -> SparseSource:
 
     Entries are sorted again only for a new pattern. Errors call the tensor `name`.
     """
-    source = _sources.get(A)
-    if source is not None and source.is_of(A):
-        return source
+    cached = _sources.get(A)
+    if cached is not None and cached.is_of(A):
+        cached.uses += 1
+        return cached
     guard = SparseChangeGuard.of(A)  # before A is read: another thread may write to it
     with outside_modes(A):  # a tensor that a graph holds is read while it is traced
-        source = _refreshed(A, source, name)
+        source = _refreshed(A, cached, name)
+    source.uses = 1 if cached is None else cached.uses + 1
     if guard is not None and may_keep(*source.arranged.parts, *(source.merged or ())):
         source.guard = guard
         _sources.keep(A, source)
@@ -235,6 +245,28 @@ class _Compressed(torch.autograd.Function):
         return (dense if dense.ndim == 2 else dense.transpose(1, 2))[rows, columns], None, None, None
 
 
+class _Entries(torch.autograd.Function):
+    """The values of a torch sparse tensor as it lists them; the gradient is a sparse tensor of its layout.
+
+    torch's own `values()` has no second gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, A: Tensor) -> Tensor:
+        ctx.pattern = A.detach()
+        return _entries(ctx.pattern, None).clone()  # gradients read it, be it after A was written to
+
+    @staticmethod
+    @one_by_one
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        return _sparse(ctx.pattern, _indices(ctx.pattern), upstream, is_coalesced=True)
+
+
+def entries_of(A: Tensor) -> Tensor:
+    """Return the values of a coalesced or compressed tensor as it lists them; differentiable."""
+    return _Entries.apply(A)  # type: ignore[no-any-return]
+
+
 def _entries(A: Tensor, merged: tuple[Tensor, Tensor] | None) -> Tensor:
     values = (A._values() if A.layout is torch.sparse_coo else A.values()).detach()
     return values if merged is None else _merge(values, merged)
@@ -276,5 +308,5 @@ def _check_inside(coords: Tensor, grid: tuple[int, ...], name: str) -> None:
         raise IndexRangeError(f"{name} lists an entry at {place}, but its shape holds {list(grid)}; mend its indices")
 
 
-_sources: ByIdentity[SparseSource] = ByIdentity()
+_sources: ByIdentity[SparseSource] = ByIdentity(lambda source: Lifetimes.ended(source.uses))
 _kept = _sources.kept

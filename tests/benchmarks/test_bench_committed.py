@@ -34,8 +34,9 @@ SKIPPED = (
     r"test_statement\[.*\]",  # whose sizes are of a seed
     r"test_kernel_map\[.*a step of four layers over a new cloud.*\]",  # which came after the last whole run
     r"test_compiled_step\[.*\]",  # which was not measured in a whole run yet
+    r"test_sampled_graph\[.*\]",  # nor was this
 )
-UNMEASURED = {"compiled_steps"}
+UNMEASURED = {"compiled_steps", "sampled_graph"}
 
 
 @pytest.fixture(scope="module")

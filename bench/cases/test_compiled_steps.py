@@ -83,9 +83,9 @@ class Training:
     def losses(self, model: nn.Module, dtype: torch.dtype | None = None) -> Callable[[], Tensor]:
         inputs, target = [x if dtype is None else x.to(dtype) for x in self.inputs], self.target
         target = target if dtype is None else target.to(dtype)
-        # not the mean over all numbers: of those the gradients would vanish in float16
+        # not the mean over all numbers, nor over all rows: of those the gradients would vanish in float16
         value = (lambda: model(*inputs).float()) if dtype is None else (lambda: model(*inputs))
-        return lambda: mse_loss(value(), target, reduction="sum") / len(target)
+        return lambda: mse_loss(value(), target, reduction="sum") / len(target) ** 0.5
 
     def gradients(self, model: nn.Module, losses: Callable[[], Tensor]) -> tuple[Tensor, ...]:
         model.zero_grad()

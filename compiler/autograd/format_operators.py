@@ -23,7 +23,7 @@ from .functorch_rules import transformed_sparse
 from .gradients import gradient_of, gradients_of, is_read, is_sum, values_gradient
 from .operators import call as call_plain
 from .operators import implement as implement_plain
-from .operators import library, refuse_transforms, replay_first, run_plain, runs_at_once
+from .operators import keeps_its_memory, library, refuse_transforms, replay_first, run_plain, runs_at_once
 from .planned_backward import format_key, gradients_key
 from .run_gradients import implement_gradients
 
@@ -194,6 +194,7 @@ def _is_captured(tensor: Tensor) -> bool:
     return tensor.is_cuda and is_capturing()
 
 
+@keeps_its_memory
 def _run(*arguments: Any) -> Tensor:
     """Compute the value of a call without a plan, of which one may be made."""
     call = _Call(*arguments)
@@ -215,6 +216,7 @@ def _run(*arguments: Any) -> Tensor:
         return owned(planned(form.memory, key, value, tensors, numbers, owned=form.coords))
 
 
+@keeps_its_memory
 def _run_gradients(*arguments: Any) -> list[Tensor]:
     """Compute the gradients of a call without a plan, of which one may be made."""
     *parts, grad_output, wanted = arguments

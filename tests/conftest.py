@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from pretended_clock import drawn_programs
+from reduced_precision import reduced_precision
 from sampling import sampled
 from statements import DEVICE, IS_INTERPRETED, IS_THOROUGH, examples
 from torch import Tensor
@@ -178,8 +179,5 @@ def _nan_in_fresh_memory() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="session")
 def _half_precision_is_summed_in_float32() -> Iterator[None]:
     """Tests of what torch's reduced-precision flags allow set them for themselves."""
-    matmul = torch.backends.cuda.matmul
-    before = matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction
-    matmul.allow_fp16_reduced_precision_reduction = matmul.allow_bf16_reduced_precision_reduction = False
-    yield
-    matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction = before
+    with reduced_precision(False):
+        yield

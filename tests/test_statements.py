@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from reduced_precision import reduced_precision
 from reference import LoopNest, Read, Sum, dense
 from statements import DEVICE, FORMATS, IS_INTERPRETED, Case, Operand, examples, random_index, random_values, statements
 from tolerances import DTYPES, assert_matches, assert_within, bound
@@ -56,19 +56,6 @@ def check(case: Case, poison: float = math.nan) -> None:
 @given(statements(), st.sampled_from((math.nan, math.inf)))
 def test_random_statements_equal_the_loop_nest(case: Case, poison: float) -> None:
     check(case, poison)
-
-
-@contextmanager
-def reduced_precision(is_allowed: bool) -> Iterator[None]:
-    """torch's flags for sums in half precision."""
-    matmul = torch.backends.cuda.matmul
-    before = matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction
-    matmul.allow_fp16_reduced_precision_reduction = is_allowed
-    matmul.allow_bf16_reduced_precision_reduction = is_allowed
-    try:
-        yield
-    finally:
-        matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction = before
 
 
 @settings(max_examples=examples(100, 20))

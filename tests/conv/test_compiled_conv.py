@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
+from profiled import sorts
 from short_clouds import BATCH, SHAPE, cloud, expected_of, strided, submanifold
 from statements import DEVICE, IS_THOROUGH
 from tolerances import assert_matches
@@ -14,8 +17,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from insum_ops import nn, sparse_conv3d
 from insum_ops.compiler.language.errors import OperandError
 from insum_ops.formats import FormatError, kernel_map
-from insum_ops.formats.voxels import kernel_map as kernel_maps
-from insum_ops.formats.voxels import map_parts
 
 pytestmark = [
     pytest.mark.cpu,
@@ -141,33 +142,32 @@ def test_what_a_compiled_call_has_saved_serves_others():
     assert y.find_indice_pair("down").kernel_map.kind == "strided"
 
 
-def test_compiled_layers_share_a_map(monkeypatch):
-    made = []
-    keep = map_parts._Known
-    monkeypatch.setattr(map_parts, "_Known", lambda *known: made.append(known) or keep(*known))
-    first, second, x = submanifold(), submanifold(), cloud()
-    call, _ = compiled(lambda x: second(first(x)).features)
-    call(x).sum().backward()
-    assert len(made) == 1
+@pytest.mark.parametrize("is_inference", [False, True])
+def test_compiled_layers_share_a_map(is_inference):
+    first, second, counts = submanifold(), submanifold(), []
+    with torch.inference_mode(is_inference):
+        for layers in (first, lambda x: second(first(x))):
+            call, _ = compiled(layers)
+            call(cloud())
+            counts.append(sorts(partial(call, cloud())))
+    assert counts[0] == counts[1] > 0
 
 
-def test_maps_over_reached_voxels_are_made_once(monkeypatch):
+def test_maps_over_reached_voxels_are_made_once():
     """An operator returns another copy of them in every step."""
-    made = []
-    for name in ("_submanifold", "_generated"):
-        make = getattr(kernel_maps, name)
-        monkeypatch.setattr(kernel_maps, name, lambda *given, make=make: made.append(make) or make(*given))
     model, deeper, x = Hourglass(), nn.SparseConv1d(2, 2, 2, 2).double(), cloud()
     lower = nn.SparseConv1d(6, 2, 2, 2).double()
     call, _ = compiled(lambda x: (deeper(model(x)).features, lower(model.low(model.down(x))).features))
-    expected = None
-    for _ in range(3):
-        values = call(x)
-        sum(value.sum() for value in values).backward()
-        expected = values if expected is None else expected
-        for value, first in zip(values, expected):
+    results = []
+
+    def step():
+        results.append(call(x))
+        sum(value.sum() for value in results[-1]).backward()
+
+    assert [sorts(step) > 0 for _ in range(3)] == [True, False, False]
+    for values in results[1:]:
+        for value, first in zip(values, results[0]):
             assert_matches(value, first)
-    assert len(made) == 4  # the input's own, down, which `deeper` goes too, low, and down from there
 
 
 def test_a_known_map_is_used_again_until_the_voxels_change():
@@ -273,10 +273,7 @@ def test_a_transform_inside_a_compiled_function_is_followed():
     assert_matches(call(x.features.detach()), expected)
 
 
-def test_inference_mode_makes_a_map_once(monkeypatch):
-    made = []
-    keep = map_parts._Known
-    monkeypatch.setattr(map_parts, "_Known", lambda *known: made.append(known) or keep(*known))
+def test_inference_mode_is_followed():
     first, second = submanifold(), submanifold()
     with torch.inference_mode():
         x = cloud()
@@ -285,7 +282,6 @@ def test_inference_mode_makes_a_map_once(monkeypatch):
         assert_matches(
             y.features, expected_of(second, nn.SparseConvTensor(expected_of(first, x, x), x.indices, SHAPE, BATCH), x)
         )
-    assert len(made) == 1
 
 
 def test_autocast_is_followed():

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import pickle
-from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from reduced_precision import reduced_precision
 from short_clouds import call_over, check_step, cloud, expected_of, map_of, strided, submanifold
 from statements import DEVICE, IS_INTERPRETED
 from tolerances import assert_matches
@@ -57,24 +57,10 @@ def _precision():
     torch.set_float32_matmul_precision(before)
 
 
-@contextmanager
-def rounding():
-    """Torch's flags let sums be rounded on the way, so that groups are a choice."""
-    matmul, names = (
-        torch.backends.cuda.matmul,
-        [f"allow_{kind}_reduced_precision_reduction" for kind in ("fp16", "bf16")],
-    )
-    before = [getattr(matmul, name) for name in names]
-    for name in names:
-        setattr(matmul, name, True)
-    yield
-    for name, value in zip(names, before):
-        setattr(matmul, name, value)
-
-
 @pytest.fixture
 def _rounds():
-    with rounding():
+    """Groups are a choice."""
+    with reduced_precision(True):
         yield
 
 
@@ -113,7 +99,7 @@ def is_bare(found):
 def test_which_form_a_convolution_takes_over_a_map_that_is_used_often():
     full, few, large = use(cube()), use(cube(apart=9)), use(cube(kernel_size=5))
     assert form_of(few, 64, HALF, GPU) is TILED  # where sums must not be rounded on the way, as in these tests
-    with rounding():
+    with reduced_precision(True):
         assert form_of(full, 64, HALF, GPU) is form_of(full, 256, HALF, GPU) is TILED
         assert form_of(few, 64, HALF, GPU) is form_of(few, 256, HALF, GPU) is TILED
         assert form_of(large, 64, HALF, GPU) is form_of(large, 256, HALF, GPU) is STATIONARY
@@ -189,7 +175,7 @@ def test_fewer_voxels_and_slower_hosts_make_no_groups():
 def test_sums_in_a_wider_type_cost_groups_more():
     room = numbers_of(80_000, 540_000)
     assert not conv_forms.groups_pay(room, 256, HALF, GPU)
-    with rounding():
+    with reduced_precision(True):
         assert conv_forms.groups_pay(room, 256, HALF, GPU)
 
 

@@ -19,7 +19,6 @@ from torch.utils.checkpoint import checkpoint
 
 from insum_ops import explain, nn
 from insum_ops.compiler.language.errors import OperandError, ShapeError
-from insum_ops.conv import tensor as sparse_conv_tensor
 from insum_ops.formats import FormatError
 
 SHAPE = [4, 5, 6]
@@ -73,10 +72,7 @@ def test_attributes_are_those_of_spconv():
     )
 
 
-def test_layers_of_one_layout_share_a_map(monkeypatch):
-    built = []
-    original = sparse_conv_tensor.map_on
-    monkeypatch.setattr(sparse_conv_tensor, "map_on", lambda *args: built.append(args[2]) or original(*args))
+def test_layers_of_one_layout_share_a_map():
     x = cloud()
     first = nn.SubMConv3d(4, 4, 3, indice_key="a").double()
     second = nn.SubMConv3d(4, 4, 3).double()  # without a key, and with a padding that means nothing
@@ -84,9 +80,13 @@ def test_layers_of_one_layout_share_a_map(monkeypatch):
     down = nn.SparseConv3d(4, 4, 2, 2, indice_key="down").double()
     up = nn.SparseInverseConv3d(4, 4, 2, "down").double()
     y = third(second(first(x)))
-    z = first(up(second(second(down(y)))))  # back on the first voxels, with their maps
-    assert built == ["subm", "strided", "subm"]
+    low = down(y)
+    z = first(up(second(second(low))))  # back on the first voxels, with their maps
     assert z.indices is x.indices
+    own, *others = (layer.map(given)[0] for layer in (first, second, third) for given in (x, y, z))
+    assert all(found is own for found in others)
+    assert down.map(x)[0] is down.map(y)[0] is low.find_indice_pair("down").kernel_map
+    assert second.map(low)[0] is second.map(second(low))[0]
 
 
 def test_memory_is_freed_without_the_cycle_collector():

@@ -10,6 +10,7 @@ import pytest
 import torch
 from gradient_checks import gradcheck, gradgradcheck
 from linear_twin import MaskedLinear, dense_weight, element_mask
+from profiled import sorts
 from statements import DEVICE, IS_INTERPRETED
 from tolerances import DTYPES, TOLERANCE, assert_matches
 from torch import Tensor, nn
@@ -205,13 +206,6 @@ def test_the_bias_is_read_in_place_and_never_copied_for_every_token(monkeypatch,
     with torch.autocast(DEVICE, torch.bfloat16, enabled=autocast):
         layer(random_input(layer, 5))
     assert seen == [((0, 1), torch.bfloat16 if autocast else torch.float32)]
-
-
-def sorts(call: Callable[[], object]) -> int:
-    """How often torch sorts in a call: what a pattern that is read anew needs."""
-    with torch.autograd.profiler.profile() as profile:
-        call()
-    return sum(event.name in ("aten::sort", "aten::argsort") for event in profile.function_events)
 
 
 def test_training_reads_a_pattern_once():

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 import torch
+from reduced_precision import reduced_precision
 from torch import Tensor
 
 from insum_ops import insum
@@ -74,17 +73,6 @@ def gradients(value: Tensor, tensors: dict[str, Tensor], upstream: Tensor) -> di
     leaves = {name: each for name, each in tensors.items() if each.requires_grad}
     grads = torch.autograd.grad(value, list(leaves.values()), upstream, allow_unused=True, materialize_grads=True)
     return dict(zip(leaves, grads))
-
-
-@contextmanager
-def reduced_precision(is_allowed: bool) -> Iterator[None]:
-    matmul = torch.backends.cuda.matmul
-    before = matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction
-    matmul.allow_fp16_reduced_precision_reduction = matmul.allow_bf16_reduced_precision_reduction = is_allowed
-    try:
-        yield
-    finally:
-        matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction = before
 
 
 @pytest.fixture(autouse=True)

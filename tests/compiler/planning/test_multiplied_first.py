@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from reduced_precision import reduced_precision
 from torch import Tensor
 
 from insum_ops.compiler import steps
@@ -84,17 +85,15 @@ def test_a_product_is_not_rounded_where_the_statement_is_not() -> None:
     assert relations(V=torch.float32, X=torch.float32, W=torch.float32) is not None
 
 
-def test_padding_and_half_precision_that_may_not_be_rounded_keep_a_statement_whole(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_padding_and_half_precision_that_may_not_be_rounded_keep_a_statement_whole() -> None:
     shapes = dict(V=(130_903,), X=(9_417, 47), W=(21, 47, 43))
     tensors = {name: torch.empty(shape, dtype=torch.float16, device="meta") for name, shape in shapes.items()}
     tensors |= {name: torch.empty(130_903, dtype=torch.int64, device="meta") for name in "DSR"}
     bound = bind(parse(RELATIONS), tensors, (9_417, 43))
     for may_round in (True, False):
-        monkeypatch.setattr(steps, "may_round_sums", lambda dtype, may_round=may_round: may_round)
-        assert (steps.split_of(bound, ()) is not None) is may_round
-        assert steps.split_of(bound, ("S",)) is None
+        with reduced_precision(may_round):
+            assert (steps.split_of(bound, ()) is not None) is may_round
+            assert steps.split_of(bound, ("S",)) is None
 
 
 def evaluated(statement: Statement, tensors: dict[str, Tensor], extents: dict[str, int]) -> Tensor:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from reduced_precision import reduced_precision
 
 from insum_ops.compiler.binding import Bound, bind
 from insum_ops.compiler.language import parse
-from insum_ops.compiler.reference import demands, may_stay_half, numbers_held, sums_in_float32
+from insum_ops.compiler.reference import may_stay_half, numbers_held, sums_in_float32
 
 pytestmark = pytest.mark.cpu
 
@@ -56,12 +57,11 @@ def test_torch_rounds_half_precision_where_an_operation_ends(text, shapes, is_so
     ],
 )
 def test_half_precision_stays_where_few_numbers_meet_and_torchs_flags_allow_it(
-    text, size, shapes, learning, may_stay, may_round, monkeypatch
+    text, size, shapes, learning, may_stay, may_round
 ):
     given = bound(text, size, **shapes)
-    monkeypatch.setattr(demands, "may_round_sums", lambda dtype: True)
-    assert may_stay_half(given, learning) is may_stay
-    monkeypatch.setattr(demands, "may_round_sums", lambda dtype: False)
+    with reduced_precision(True):
+        assert may_stay_half(given, learning) is may_stay
     assert may_stay_half(given, learning) is (may_stay and not may_round)
 
 

@@ -11,7 +11,7 @@ from statements import DEVICE, IS_INTERPRETED
 from tolerances import assert_matches
 from torch import Tensor
 
-from insum_ops import insum, spmm
+from insum_ops import insum, sddmm, spmm
 from insum_ops.compiler import IndexRangeError, pipeline
 from insum_ops.formats import COO, GroupCOO
 from insum_ops.matmul import lifetimes, listed
@@ -158,6 +158,25 @@ def test_other_reductions_over_new_graphs(kind, reduce):
         assert_matches(C, expected)
         upstream = torch.randn_like(expected)
         assert_matches(*[torch.autograd.grad(made, B, upstream, retain_graph=True)[0] for made in (C, expected)])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "OO" not in kind])
+def test_sampled_products_over_new_graphs(kind):
+    X, Y = (
+        torch.randn(rows, WIDTH, dtype=torch.float64, device=DEVICE, requires_grad=True) for rows in (ROWS, COLUMNS)
+    )
+    for length in (130, 130, 137, 1, 0):
+        A, rows, columns, weight = new_graph(kind, length)
+        V = sddmm(A, X, Y)
+        if not isinstance(A, tuple):
+            assert V.layout is A.layout
+            merged = sparse_coo(rows, columns, weight.detach()).coalesce()
+            (rows, columns), V = merged.indices(), V.to_dense()[tuple(merged.indices())]
+        expected = (X[rows] * Y[columns]).sum(1)
+        assert_matches(V, expected)
+        upstream = torch.randn_like(expected)
+        for found, right in zip(*(torch.autograd.grad(made, [X, Y], upstream) for made in (V, expected))):
+            assert_matches(found, right)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "OO" not in kind])

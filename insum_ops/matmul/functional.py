@@ -53,7 +53,7 @@ from ..functional import insum
 from .edges import Edges, edges_of, traced_edges
 from .listed import Listed, listed_matrix, listed_patterns
 from .operands import as_format, trained_source
-from .torch_sparse import SparseSource, remembered_format, remembered_source, sparse_source
+from .torch_sparse import SparseSource, remembered_format, remembered_source, sparse_source, with_entries
 
 __all__ = ["Reduce", "sddmm", "spmm"]
 
@@ -168,8 +168,9 @@ def _spmm(A: Any, B: Tensor, reduce: str) -> Tensor:
         _leave_graph("A")
         if is_dynamo():
             return _eager_spmm(A, B, reduce)
-        listed = listed_matrix(A, B, reduce)
-        if listed is not None:
+        rows = B.shape[-2 if B.ndim > 1 else 0]
+        listed = listed_matrix(A, B, (rows, rows), reduce)
+        if listed is not None and listed.shape[1] == rows:
             return _listed_product(listed, B, reduce)
         if reduce == "sum" and B.ndim <= 3 and is_grad_enabled() and not (may_autocast() or is_transformed()):
             trained = trained_source(A, B)
@@ -446,6 +447,10 @@ def _sddmm(pattern: Any, X: Tensor, Y: Tensor) -> Any:
     _leave_graph("pattern")
     if is_dynamo():
         return _eager_sddmm(pattern, X, Y)
+    listed = listed_matrix(pattern, X, (Y.shape[0], X.shape[0]), "")
+    if listed is not None and (X.device, X.shape, listed.shape[1]) == (Y.device, (listed.shape[0], Y.shape[1]), len(Y)):
+        V = insum("V[e] += X[AM[e],d] * Y[AK[e],d]", X=X, Y=Y, AM=listed.AM, AK=listed.AK)
+        return V if isinstance(pattern, tuple) else with_entries(pattern.detach(), V)
     if isinstance(pattern, Tensor):
         if pattern.layout not in (torch.sparse_coo, torch.strided) and is_traced([X, Y]):
             raise UnsupportedError(

@@ -67,23 +67,28 @@ class _Pattern:
 listed_patterns: ByIdentity[_Pattern] = ByIdentity(lambda pattern: Lifetimes.ended(pattern.uses))
 
 
-def listed_matrix(A: Any, B: Tensor, reduce: str) -> Listed | None:
+def listed_matrix(A: Any, dense: Tensor, size: tuple[int, int], reduce: str) -> Listed | None:
     """Return the entries of a torch sparse tensor or a graph as they are listed, if its pattern is not taken to last.
 
     None if the pattern has been converted or is to be, if a call over it must go another way (deterministic algorithms,
     transforms, autocast), or if there is something wrong with the matrix, of which its conversion says what.
+
+    Args:
+        A: the sparse matrix, in any kind that a product takes.
+        dense: the dense tensor that it is multiplied by.
+        size: (sources, targets) of a graph that has none of its own.
+        reduce: what becomes of a row's products; "" where the entries are told apart.
     """
-    if not is_free() or is_deterministic() or B.dtype not in VALUE_DTYPES or B.device.type == "meta":
+    if not is_free() or is_deterministic() or dense.dtype not in VALUE_DTYPES or dense.is_meta:
         return None
-    rows = B.shape[-2 if B.ndim > 1 else 0]
     if isinstance(A, tuple):
-        listed = _listed_edges(A, rows)
+        listed = _listed_edges(A, size)
     else:
-        listed = _listed_entries(A, reduce, wants_gradient((B,))) if type(A) in PLAIN and A.ndim == 2 else None
-    return listed if listed is not None and (B.device, rows) == (listed.AM.device, listed.shape[1]) else None
+        listed = _listed_entries(A, reduce, wants_gradient((dense,))) if type(A) in PLAIN and A.ndim == 2 else None
+    return listed if listed is not None and dense.device == listed.AM.device else None
 
 
-def _listed_edges(A: tuple[Any, ...], nodes: int) -> Listed | None:
+def _listed_edges(A: tuple[Any, ...], size: tuple[int, int]) -> Listed | None:
     """Return the edges of (edge_index, edge_weight, size) as they are listed."""
     if len(A) not in (2, 3) or type(A[0]) not in PLAIN or not isinstance(A[1], (Tensor, type(None))):
         return None
@@ -98,7 +103,7 @@ def _listed_edges(A: tuple[Any, ...], nodes: int) -> Listed | None:
         or (weight.is_inference() and not is_inference_mode())  # autograd would not save it
     ):
         return None
-    sources, targets = (nodes, nodes) if len(A) == 2 or A[2] is None else checked_sizes(A[2])
+    sources, targets = size if len(A) == 2 or A[2] is None else checked_sizes(A[2])
     pattern = _recent(edge_index)
     if pattern is None:
         if _is_to_be_converted(edge_index) or known_edges(edge_index, (sources, targets)) is not None:

@@ -34,7 +34,15 @@ from ..identity_cache import ByIdentity
 from .arrange import Arranged, arrange, merge_map
 from .lifetimes import Lifetimes
 
-__all__ = ["SparseSource", "entries_of", "known_source", "remembered_format", "remembered_source", "sparse_source"]
+__all__ = [
+    "SparseSource",
+    "entries_of",
+    "known_source",
+    "remembered_format",
+    "remembered_source",
+    "sparse_source",
+    "with_entries",
+]
 
 LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
@@ -259,12 +267,17 @@ class _Entries(torch.autograd.Function):
     @staticmethod
     @one_by_one
     def backward(ctx: Any, upstream: Tensor) -> Any:
-        return _sparse(ctx.pattern, _indices(ctx.pattern), upstream, is_coalesced=True)
+        return with_entries(ctx.pattern, upstream)
 
 
 def entries_of(A: Tensor) -> Tensor:
     """Return the values of a coalesced or compressed tensor as it lists them; differentiable."""
     return _Entries.apply(A)  # type: ignore[no-any-return]
+
+
+def with_entries(A: Tensor, entries: Tensor) -> Tensor:
+    """Return a sparse tensor of A's pattern, which is coalesced or compressed, and layout that holds `entries`."""
+    return _sparse(A, _indices(A), entries, is_coalesced=True)
 
 
 def _entries(A: Tensor, merged: tuple[Tensor, Tensor] | None) -> Tensor:

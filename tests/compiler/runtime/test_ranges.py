@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,13 +33,13 @@ from insum_ops.compiler.runtime.ranges import (
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """The tensors whose values were read, in order."""
     found: list[Tensor] = []
-    aminmax = torch.aminmax
+    bounds = ranges._bounds
 
-    def read(index: Tensor) -> Any:
-        found.append(index)
-        return aminmax(index)
+    def read(indices: Sequence[Tensor], is_ordered: bool) -> list[Tensor]:
+        found.extend(indices)
+        return bounds(indices, is_ordered)
 
-    monkeypatch.setattr(torch, "aminmax", read)
+    monkeypatch.setattr(ranges, "_bounds", read)
     return found
 
 

@@ -313,10 +313,24 @@ def test_rows_of_any_length_are_walked_by_several_entries_at_once(columns, dtype
     own = problem("Y[T[e],c] += W[e,c] * X[U[e],c]", tensors, (9, columns), fact, flags)
     walks = [way for way in candidates(own) if way.schedule.walks_rows]
     assert any("start + 3" in own.launcher(way).kernel.source for way in walks)  # several entries of one row
+    assert any(way.schedule.names("step") == ("e",) for way in walks)  # side by side
     for way in walks:
         with checked_memory() if IS_INTERPRETED else nullcontext():
             got = own.launcher(way)(list(tensors.values()), fact)
         assert_matches(got, scattered(products, T, 9))
+
+
+def test_groups_of_one_entry_are_walked_as_entries():
+    T = positions(9, 70).sort()[0].to(torch.int32)
+    tensors = dict(A=draw(70, 1), X=draw(9, 33), T=T, U=positions(9, 70)[:, None])
+    pointers = torch.searchsorted(T, torch.arange(10, dtype=torch.int32, device=DEVICE), out_int32=True)
+    fact = OwnedRows("T", "", pointers)
+    own = problem("Y[T[p],c] += A[p,q] * X[U[p,q],c]", tensors, (9, 33), fact, Flags(padded=frozenset()))
+    walks = [way for way in candidates(own) if way.schedule.strategy == "owner"]
+    assert all(way.schedule.walks_rows for way in walks)
+    got = own.launcher(walks[-1])(list(tensors.values()), fact)
+    products = tensors["A"].double() * tensors["X"].double()[tensors["U"][:, 0]]
+    assert_matches(got, scattered(products, T.long(), 9))
 
 
 @pytest.mark.parametrize("channels", [8, 24])

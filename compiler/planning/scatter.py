@@ -9,7 +9,7 @@ from typing import Union
 
 from ...formats.facts import ConstantTables, Fact, OwnedRows, WrittenOnce
 from ..binding import Bound
-from ..language import Access, Index, Var, fresh_name, walk
+from ..language import Access, Const, Index, Var, fresh_name, walk
 from .constant_tables import is_permutation
 from .device import device_of
 
@@ -232,7 +232,10 @@ class Start:
         access = owned_by(self.scattered, fact)
         assert access is not None
         row, segment = self.fresh("r"), str(access.indices[0])
-        swap = {access: Var(row)}
+        swap: dict[Index, Index] = {access: Var(row)}
+        # groups of one entry need no loop over their entries, which several at a time are then taken of
+        single = [name for name in self.summed if self.extents[name] == 1 and not is_varying(self.bound, name)]
+        swap |= {Var(name): Const(0) for name in single}
         factors = tuple(_substitute(factor, swap) for factor in self.factors if isinstance(factor, Access))
         owner, extents = Owner(row, segment, access.name), {**self.extents, row: owned_rows(self.bound, fact)}
         return replace(self, output=_substitute(self.output, swap), factors=factors, extents=extents, owner=owner)
@@ -283,10 +286,10 @@ class Start:
         return self.owner.segment if self.owner is not None else None
 
 
-def _substitute(access: Access, swap: Mapping[Access, Index]) -> Access:
+def _substitute(access: Access, swap: Mapping[Index, Index]) -> Access:
     def index(item: Index) -> Index:
-        if isinstance(item, Access):
-            return swap.get(item) or _substitute(item, swap)
-        return item
+        if item in swap:
+            return swap[item]
+        return _substitute(item, swap) if isinstance(item, Access) else item
 
     return replace(access, indices=tuple(map(index, access.indices)))

@@ -434,7 +434,13 @@ class Space:
             return
         listed = list(ways)
         yield from (replace(config, reverse=True) for config in listed)
-        yield from listed if full else listed[:FORWARD]
+        forward = [config for config in listed if self.has_two_orders(config)]
+        yield from forward if full else forward[:FORWARD]
+
+    def has_two_orders(self, config: Config) -> bool:
+        """Return whether programs differ in more than one name, so that either may vary the fastest."""
+        blocks, extents = dict(config.blocks), self.schedule.extents
+        return sum(extents[name] > blocks.get(name, 1) for name in self.schedule.names("grid", "tile")) > 1
 
     def filling_first(self, ways: Iterable[Config]) -> Iterator[Config]:
         """Yield first the configs that have a program for each multiprocessor, if there are any."""

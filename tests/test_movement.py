@@ -13,7 +13,7 @@ from tolerances import assert_matches
 from insum_ops import insum
 from insum_ops.compiler.codegen import Flags
 from insum_ops.compiler.tuning.problem import candidates
-from insum_ops.formats.facts import OwnedRows
+from insum_ops.formats.facts import OwnedRows, row_facts
 
 pytestmark = pytest.mark.kernels
 
@@ -314,7 +314,7 @@ def test_rows_of_any_length_are_walked_by_several_entries_at_once(columns, dtype
     walks = [way for way in candidates(own) if way.schedule.walks_rows]
     assert any("start + 3" in own.launcher(way).kernel.source for way in walks)  # several entries of one row
     assert any(way.schedule.names("step") == ("e",) for way in walks)  # side by side
-    for way in walks:
+    for way in told_apart(walks):
         with checked_memory() if IS_INTERPRETED else nullcontext():
             got = own.launcher(way)(list(tensors.values()), fact)
         assert_matches(got, scattered(products, T, 9))
@@ -331,6 +331,22 @@ def test_groups_of_one_entry_are_walked_as_entries():
     got = own.launcher(walks[-1])(list(tensors.values()), fact)
     products = tensors["A"].double() * tensors["X"].double()[tensors["U"][:, 0]]
     assert_matches(got, scattered(products, T.long(), 9))
+
+
+def test_gathered_rows_are_taken_in_slices_too():
+    lengths = torch.tensor([0, 1, 3, 0, 2], device=DEVICE)  # groups of eight
+    T = torch.arange(5, device=DEVICE).repeat_interleave(lengths).int()
+    U = positions(7, 6 * 8, low=-1).view(6, 8)
+    A, X = draw(6, 8), draw(7, 80)
+    products = torch.where((U >= 0)[..., None], A.double()[..., None] * X.double()[U.clamp(min=0)], 0.0).sum(1)
+    tensors, fact = dict(A=A, X=X, T=T, U=U), row_facts(T, 5).owned("T")
+    flags = Flags(padded=frozenset(["U"]), interpreted=IS_INTERPRETED)
+    own = replace(problem("Y[T[p],c] += A[p,q] * X[U[p,q],c]", tensors, (5, 80), fact, flags), has_order=True)
+    slices = [way for way in candidates(own) if way.config.block("c") == 64 and way.config.reverse]
+    assert {way.config.longest_first for way in slices if way.schedule.strategy == "owner"} == {True}
+    assert "store-or-atomic" in {way.schedule.strategy for way in slices}
+    for way in slices:
+        assert_matches(own.launcher(way)(list(tensors.values()), fact), scattered(products, T.long(), 5))
 
 
 @pytest.mark.parametrize("channels", [8, 24])

@@ -12,6 +12,7 @@ is the side that a statement keeps short, `wide` the long one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import log2
 
@@ -51,6 +52,7 @@ class Traits:
     is_long_by_narrow: bool = False  # the wide side goes on while the narrow one is no longer than a tile
     is_streamed: bool = False  # some factor is read once, as wide as the tile
     is_fallback: bool = False  # beside another strategy that is tried in full
+    slices: tuple[int, ...] = ()  # elements: parts of gathered rows that may be taken for all results before the next
 
 
 def measured_points(traits: Traits) -> tuple[Point, ...]:
@@ -72,7 +74,8 @@ def measured_points(traits: Traits) -> tuple[Point, ...]:
         return tuple(Point(max(elements // wide, 1), wide, 4) for elements, wide in sizes)
     if traits.form == "plain":
         fuller = [Point(height, 0, 4) for each in FULLER if (height := each * 128 // traits.widest) > MOST_HEIGHT]
-        return tuple(replace(point, wide=traits.widest) for point in (*PLAIN[traits.narrow], *fuller))
+        whole = [replace(point, wide=traits.widest) for point in (*PLAIN[traits.narrow], *fuller)]
+        return (*whole, *_in_slices(traits.slices, SLICED))
     if traits.form == "runs":  # a warp to each program: a position is then one for all threads
         return (Point(traits.used, traits.widest, max(1, traits.used // RUN_OF_A_WARP)),)
     if traits.form == "rows":
@@ -82,7 +85,15 @@ def measured_points(traits: Traits) -> tuple[Point, ...]:
             replace(_moved_rows(each, warps, wide, wide), is_aligned=True) for each, warps in ALIGNED_ROWS if wide
         ]
         return (*aligned, *plain)
-    return tuple(replace(point, wide=point.wide or traits.widest) for point in OTHERS[traits.form])
+    others = [replace(point, wide=point.wide or traits.widest) for point in OTHERS[traits.form]]
+    return (*others, *_in_slices(traits.slices, SLICED[:1]))
+
+
+def _in_slices(slices: tuple[int, ...], sizes: Sequence[tuple[int, int]]) -> list[Point]:
+    """Return points over slices of gathered rows, with so many elements to a thread of so many warps."""
+    return [
+        Point(max(1, each * 32 * warps // wide), wide, warps, reverse=True) for wide in slices for each, warps in sizes
+    ]
 
 
 def _moved_rows(each: int, warps: int, wide: int, used: int) -> Point:
@@ -278,6 +289,11 @@ PLAIN = {
 # Elements of a row that one warp holds the sum of: 322,981 rows of 207 took an H200 0.0686 ms with one warp and 0.0721
 # with two, and 0.0610 where a warp loads a factor of 9 numbers once and hands it on.
 RUN_OF_A_WARP = 256
+# Elements to a thread, and warps, of tiles over slices of gathered rows: a slice of all rows stays in the cache where
+# whole rows do not. Products in float32 took 0.168 ms (ogbl-ddi), 0.057 (blogcatalog3), 0.183 (fb-Cornell5) and
+# 0.189 (gowalla-bip) for each 256 columns if there were 128, and 0.194, 0.069, 0.187 and 0.194 if there were 256; with
+# 64 columns fb-Cornell5 alone gained, 0.176 (`make bench CASES=bench/cases/test_unstructured_spmm.py`).
+SLICED = ((8, 4), (16, 1))
 # Elements to a thread of programs that scatter into copies of a small output: 8 of rows, 2 of single numbers.
 CROWD = (8, 2, 4)
 # Statements that move data: elements to a thread, and warps. One warp reads all of a row at constant distances, so that

@@ -500,10 +500,11 @@ class Space:
         """
         schedule = self.schedule
         is_indirect = any(isinstance(factor, Access) and factor.indirections for factor in schedule.factors)
+        row = schedule.owner.row if schedule.owner is not None else ""
+        may_be_ahead = is_indirect and bool(schedule.names("segment") if row else schedule.run)
         for config in ways:
             yield config
-            row = schedule.owner.row if schedule.owner is not None else ""
-            if is_indirect and (config.block(row) == 1 if row else config.run == RUNS[0]):
+            if may_be_ahead and (dict(config.blocks).get(row, 1) == 1 if row else config.run == RUNS[0]):
                 yield replace(config, is_ahead=True)
 
     def in_row_orders(self, ways: Iterable[Config]) -> Iterator[Config]:

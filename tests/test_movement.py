@@ -296,8 +296,9 @@ def test_owned_rows_hold_short_names_side_by_side():
         torch.testing.assert_close(got, messages(*tensors.values(), 9), rtol=1e-5, atol=1e-5, msg=str(way))
 
 
-@pytest.mark.parametrize(("columns", "dtype"), [(33, SINGLE), (40, HALF), (5, torch.float64)])
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(
+    ("columns", "dtype", "padded"), [(33, SINGLE, False), (40, HALF, True), (5, torch.float64, True)]
+)
 def test_rows_of_any_length_are_walked_by_several_entries_at_once(columns, dtype, padded):
     lengths = torch.tensor([0, 1, 3, 4, 5, 31, 0, 8, 9], device=DEVICE)
     T = torch.arange(9, device=DEVICE).repeat_interleave(lengths)
@@ -306,12 +307,11 @@ def test_rows_of_any_length_are_walked_by_several_entries_at_once(columns, dtype
     kept = (U >= 0)[:, None]
     products = torch.where(kept, W.double() * X.double()[U.clamp(min=0)], 0.0)
     W = torch.where(kept, W, torch.nan)  # what has no place is not read
-    tensors = dict(W=W, X=X, T=T, U=U)
-    pointers = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).int()
-    fact = OwnedRows("T", "", pointers, is_whole=True)
+    tensors, fact = dict(W=W, X=X, T=T, U=U), row_facts(T, 9, cut=8).owned("T")  # up to four pieces of a row
     flags = Flags(padded=frozenset(["U"] if padded else []), interpreted=IS_INTERPRETED)
     own = problem("Y[T[e],c] += W[e,c] * X[U[e],c]", tensors, (9, columns), fact, flags)
     walks = [way for way in candidates(own) if way.schedule.walks_rows]
+    assert {way.schedule.strategy for way in walks} == {"owner", "store-or-atomic"}  # whole rows, and pieces of them
     assert any("start + 3" in own.launcher(way).kernel.source for way in walks)  # several entries of one row
     assert any(way.schedule.names("step") == ("e",) for way in walks)  # side by side
     for way in told_apart(walks):

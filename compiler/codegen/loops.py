@@ -53,6 +53,8 @@ def loops_of(spec: KernelSpec) -> tuple[str, ...]:
 
 def row_segment(scope: Scope) -> tuple[Value, Value]:
     """Write the loads of where the groups of the row in scope, or of each row of a tile, begin and end."""
+    if scope.segment is not None:
+        return scope.segment
     owner = scope.spec.owner
     row, pointers = scope.indices[owner.row], scope.parameter("pointers", owner.index)
     mask = f", mask={scope.bounds[owner.row].text}, other=0" if owner.row in scope.bounds else ""

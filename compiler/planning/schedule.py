@@ -315,7 +315,7 @@ def resized(schedule: Schedule, bound: Bound, fact: Fact | None) -> dict[str, in
     """Return a schedule's extents for tensors of other lengths; a dimension held on chip is too short to vary."""
     extents = resized_extents(schedule, bound.extents)
     if schedule.owner is not None:
-        extents[schedule.owner.row] = owned_rows(bound, fact)
+        extents[schedule.owner.row] = owned_rows(bound, fact, schedule.owner.is_cut)
     return extents
 
 

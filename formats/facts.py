@@ -26,7 +26,6 @@ from torch import Tensor
 from .errors import FormatError
 
 __all__ = [
-    "PIECE",
     "ConstantTables",
     "Fact",
     "OwnedRows",
@@ -41,7 +40,7 @@ __all__ = [
 ONCE = " once"
 WHOLE, CUT = " whole", " cut "
 CONSTANTS = "known "
-PIECE = 32  # entries of a row that a program takes at most, where other programs take the rest
+NEAR = 1024  # pieces of rows, among which programs may take those of one length together
 TEXTS = 256  # of constant tables whose parsed form is kept; a longer table would only be parsed again
 
 Tables = Mapping[str, Any]  # by the names of tensors: their numbers, in nested lists
@@ -171,7 +170,7 @@ class OwnedRows(Fact):
     order: Tensor | None = None  # [D]    the rows or tiles, those with the most groups first
     is_shared: Tensor | None = None  # [P]    bool: the group's row has several groups
     rows_to_zero: Tensor | None = None  # [R]    rows with no group or with several
-    pieces: Tensor | None = None  # [Q+1]  the groups of piece s are pieces[s] to pieces[s+1] - 1, see `piece_count`
+    pieces: Tensor | None = None  # [2Q]   the groups of piece s are pieces[2s] to pieces[2s+1] - 1, see `piece_count`
     is_whole: bool = False  # nothing tells which rows have one group, so that a program takes all groups of a row
     cut: int = 0  # the most groups of a piece, 0 if rows are not cut
 
@@ -261,7 +260,7 @@ class RowFacts:
     is_shared: Tensor  # [P]    bool: the group's row has several groups; of pieces if rows are cut
     rows_to_zero: Tensor  # [R]    int64: rows with no group or with several; or pieces
     order: Tensor  # [D]    int32: the rows, those with the most groups first
-    pieces: Tensor | None = None  # [Q+1]  the groups of piece s are pieces[s] to pieces[s+1] - 1
+    pieces: Tensor | None = None  # [2Q]   the groups of piece s are pieces[2s] to pieces[2s+1] - 1
     cut: int = 0  # the most groups of a piece
 
     def owned(self, rows: str, tiles: str = "") -> OwnedRows:
@@ -271,7 +270,7 @@ class RowFacts:
 
 
 def row_facts(rows: Tensor, num_rows: int, cut: int = 0) -> RowFacts:
-    """Work out the facts about `rows` [P], the ascending row of each group; with pieces of at most `cut` groups if not 0.
+    """Work out the facts about `rows` [P], the ascending row of each group; if `cut`, with pieces of so many groups.
 
     >>> facts = row_facts(torch.tensor([0, 2, 2]), num_rows=4)
     >>> facts.pointers.tolist(), facts.is_shared.tolist(), facts.rows_to_zero.tolist(), facts.order.tolist()
@@ -283,8 +282,8 @@ def row_facts(rows: Tensor, num_rows: int, cut: int = 0) -> RowFacts:
     groups = pointers.diff()
     pieces = None
     if cut:
-        pieces, groups = _cut(pointers, len(rows), cut)
-        rows = torch.repeat_interleave(groups)
+        groups = (groups.long() + cut - 1) // cut
+        pieces, rows = _cut(pointers, groups, len(rows), cut)
     return RowFacts(
         pointers=pointers,
         is_shared=groups[rows] > 1,
@@ -304,20 +303,24 @@ def piece_count(num_rows: int, num_groups: int, cut: int) -> int:
     return num_rows + num_groups // cut
 
 
-def _cut(pointers: Tensor, num_groups: int, cut: int) -> tuple[Tensor, Tensor]:
-    """Return where pieces of about the same length begin, and how many each row has.
+def _cut(pointers: Tensor, counts: Tensor, num_groups: int, cut: int) -> tuple[Tensor, Tensor]:
+    """Return where pieces begin and end, and the row of each, if row r has counts[r] pieces of about the same length.
 
-    >>> pieces, counts = _cut(torch.tensor([0, 1, 1, 71]), 71, 32)
-    >>> pieces.tolist(), counts.tolist()
-    ([0, 1, 24, 47, 71, 71], [1, 0, 3])
+    Neighbours are taken side by side: of `NEAR` pieces the longest come first, so that none waits for a longer one.
+
+    >>> pieces, rows = _cut(torch.tensor([0, 1, 1, 71]), torch.tensor([1, 0, 3]), 71, 32)
+    >>> pieces.tolist(), rows.tolist()
+    ([47, 71, 1, 24, 24, 47, 0, 1, 0, 0], [2, 2, 2, 0])
     """
     lengths = pointers.diff().long()
-    counts = (lengths + cut - 1) // cut
     rows = torch.repeat_interleave(counts)
-    place = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
-    pieces = pointers.new_full((piece_count(len(lengths), num_groups, cut) + 1,), num_groups)
-    pieces[: len(rows)] = (pointers[rows] + lengths[rows] * place // counts[rows]).to(pieces.dtype)
-    return pieces, counts
+    number = torch.arange(len(rows), device=rows.device)
+    place, count = number - (counts.cumsum(0) - counts)[rows], counts[rows]
+    first, last = (pointers[rows] + lengths[rows] * at // count for at in (place, place + 1))
+    order = (number // NEAR * (cut + 1) + cut - (last - first)).argsort(stable=True)
+    pieces = pointers.new_zeros(piece_count(len(lengths), num_groups, cut), 2)
+    pieces[: len(rows)] = torch.stack([first, last], 1)[order].to(pieces.dtype)
+    return pieces.flatten(), rows[order]
 
 
 def longest_first(pointers: Tensor) -> Tensor:

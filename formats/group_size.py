@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["gpu_group_size", "group_size", "group_size_candidates", "indirect_accesses"]
+__all__ = ["gpu_group_size", "group_size", "group_size_candidates", "indirect_accesses", "piece_size"]
 
 # Milliseconds on one H200 of a product with 128 columns in float32, by the group size, for graphs with long rows: `make
 # bench CASES=bench/cases/test_group_size.py`, as stored in bench/results.
@@ -26,6 +26,8 @@ LARGEST_ON_GPU = min(
 # float16, N = 32, 128 and 512: PROTEINS 1.04, 1.19 and 1.04 times as fast with groups of one, rows of 1 to 32 entries
 # 1.27, 1.31 and 1.28, rows of about 8 (Poisson) 1.11, 1.35 and 0.90; with 1.6 slots, DD 1.0, 1.05 and 0.96.
 MOSTLY_PADDING = 1.75
+# Entries of a piece of a row, and the warps of a large GPU, which are to have one each.
+LEAST_PIECE, LONGEST_PIECE, WARPS = 8, 128, 2**13
 
 
 def group_size(occ: Tensor | Sequence[int]) -> int:
@@ -75,6 +77,18 @@ def gpu_group_size(occ: Tensor | Sequence[int]) -> int:
         size *= 2
     slots = int(((counts + size - 1) // size).sum()) * size if fullest <= LARGEST_ON_GPU else 0
     return size if slots < MOSTLY_PADDING * entries else 1
+
+
+def piece_size(entries: int) -> int:
+    """Return how many entries of a row a program takes at most: so many that each of `WARPS` has a piece.
+
+    >>> piece_size(10_000), piece_size(500_000), piece_size(10_000_000)
+    (8, 64, 128)
+    """
+    size = LEAST_PIECE
+    while size < LONGEST_PIECE and size * WARPS < entries:
+        size *= 2
+    return size
 
 
 def group_size_candidates(occ: Tensor | Sequence[int]) -> tuple[int, ...]:

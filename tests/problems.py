@@ -100,8 +100,8 @@ APPLICATIONS = {
         GROUP_SPMM, _group_spmm(), (2000, 128), OwnedRows("AM"), "store-or-atomic", False, (4, 128), frozenset({"AK"})
     ),
     "entry_spmm_pieces": Application(
-        "C[AM[p],n] += AV[p] * B[AK[p],n]",
-        {"AM": positions(9000), "AK": positions(9000), "AV": values(9000), "B": values(2000, 128)},
+        GROUP_SPMM,
+        {"AM": positions(9000), "AK": positions(9000, 1), "AV": values(9000, 1), "B": values(2000, 128)},
         (2000, 128),
         OwnedRows("AM", cut=32),
         "store-or-atomic",

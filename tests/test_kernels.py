@@ -24,7 +24,7 @@ from insum_ops.compiler.planning.scatter import strategies
 from insum_ops.compiler.planning.schedule import schedules
 from insum_ops.compiler.reference.lower import lower, placeholders
 from insum_ops.compiler.tuning.problem import Candidate, candidates
-from insum_ops.formats import COO, BlockCOO, BlockGroupCOO, GroupCOO
+from insum_ops.formats import BlockCOO, BlockGroupCOO, GroupCOO
 from insum_ops.formats.facts import OwnedRows, WrittenOnce, longest_first, row_facts
 
 pytestmark = pytest.mark.kernels
@@ -53,9 +53,9 @@ def group_spmm(dtype, wide):
 
 
 def entry_spmm(dtype, wide):
-    A = COO.from_dense(matrix(7, 6, 0.4, dtype))
+    A = GroupCOO.from_dense(matrix(7, 6, 0.4, dtype), group_size=1)
     tensors = dict(AM=A.AM, AK=A.AK, AV=A.AV, B=draw(6, wide, dtype=dtype))
-    return "C[AM[p],n] += AV[p] * B[AK[p],n]", tensors, (7, wide), row_facts(A.AM, 7, cut=2).owned("AM")
+    return "C[AM[p],n] += AV[p,q] * B[AK[p,q],n]", tensors, (7, wide), row_facts(A.AM, 7, cut=2).owned("AM")
 
 
 def block_spmm(dtype, wide):

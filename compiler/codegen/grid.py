@@ -203,8 +203,8 @@ def _find_rows(scope: Scope) -> None:
     owner = scope.spec.owner
     piece, pieces = scope.indices[owner.row], scope.parameter("pieces", owner.index)
     mask = f", mask={scope.bounds[owner.row].text}, other=0" if owner.row in scope.bounds else ""
-    first = scope.let(f"tl.load({pieces} + {piece.text}{mask})", piece.axes, "first")
-    last = scope.let(f"tl.load({pieces} + {piece.text} + 1{mask})", piece.axes, "last")
+    first = scope.let(f"tl.load({pieces} + {piece.text} + {piece.text}{mask})", piece.axes, "first")
+    last = scope.let(f"tl.load({pieces} + {piece.text} + {piece.text} + 1{mask})", piece.axes, "last")
     scope.bounds[owner.row] = has_entry = scope.let(f"{first.text} < {last.text}", piece.axes, "has_entry")
     scope.piece, scope.segment = piece, (first, last)
     scope.indices[owner.row] = load_row(scope, Access(owner.index, (Var(owner.segment),)), first, has_entry)

@@ -241,9 +241,11 @@ class Start:
         assert access is not None
         row, segment = self.fresh("r"), str(access.indices[0])
         swap: dict[Index, Index] = {access: Var(row)}
-        # groups of one entry need no loop over their entries, which several at a time are then taken of
-        single = [name for name in self.summed if self.extents[name] == 1 and not is_varying(self.bound, name)]
-        swap |= {Var(name): Const(0) for name in single}
+        # groups of one entry need no loop over their entries, which several at a time are then taken of; the place of
+        # a winner is counted by all names
+        if self.bound.statement.is_sum:
+            single = [name for name in self.summed if self.extents[name] == 1 and not is_varying(self.bound, name)]
+            swap |= {Var(name): Const(0) for name in single}
         factors = tuple(_substitute(factor, swap) for factor in self.factors if isinstance(factor, Access))
         owner = Owner(row, segment, access.name, is_cut)
         extents = {**self.extents, row: owned_rows(self.bound, fact, is_cut)}

@@ -227,18 +227,20 @@ class Space:
         if schedule.form:
             return Traits(schedule.form)
         wide = min(power_of_two(schedule.extents[axes[-1]]), 256 if len(axes) > 1 else 1024)
+        if schedule.walks_rows and schedule.names("step"):
+            return Traits("walk", widest=wide, slices=self.slices)
         if schedule.names("step") and axes[:-1] == schedule.names("step"):
-            return Traits("deep", widest=wide, slices=self.slices if schedule.owner is not None else ())
+            return Traits("deep", widest=wide)
         return Traits("plain", FEW_COLUMNS if wide <= FEW_COLUMNS else 0, widest=wide, slices=self.slices)
 
     @cached_property
     def slices(self) -> tuple[int, ...]:
         """Parts of the columns, of rows that are gathered: one may be taken for all results, then the next.
 
-        Rows of the output side by side wait for the longest of them, and gain nothing.
+        Whole rows of the output side by side wait for the longest of them, and gain nothing.
         """
-        schedule, name = self.schedule, self.schedule.axes[-1]
-        is_side_by_side = schedule.owner is not None and schedule.roles[schedule.owner.row] == "tile"
+        schedule, name, owner = self.schedule, self.schedule.axes[-1], self.schedule.owner
+        is_side_by_side = owner is not None and schedule.roles[owner.row] == "tile" and not owner.is_cut
         if is_side_by_side or not self.is_gathering or not schedule.names("segment", "loop", "step"):
             return ()
         itemsize = schedule.bound.dtype.itemsize

@@ -6,7 +6,6 @@ import gc
 import re
 import weakref
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -50,14 +49,15 @@ def test_pieces_of_rows_are_no_longer_than_their_cut_and_hold_every_group_once(d
     num_rows, rows = drawn
     rows = sorted(rows)
     facts = row_facts(torch.tensor(rows, dtype=torch.int64, device=DEVICE), num_rows, cut)
-    pieces = facts.pieces.tolist()
-    spans = [span for span in pairwise(pieces) if span[0] < span[1]]
-    assert [at for first, last in spans for at in range(first, last)] == [*range(len(rows))]
-    assert len(pieces) == piece_count(num_rows, len(rows), cut) + 1
+    pieces = facts.pieces.view(-1, 2).tolist()
+    spans = [(first, last) for first, last in pieces if first < last]
+    assert sorted(at for first, last in spans for at in range(first, last)) == [*range(len(rows))]
+    assert len(pieces) == piece_count(num_rows, len(rows), cut)
     assert all(last - first <= cut for first, last in spans)
     assert all(len({*rows[first:last]}) == 1 for first, last in spans)
     owners = [rows[first] for first, _ in spans]
-    assert pieces[: len(spans)] == [first for first, _ in spans]  # those without any come last
+    lengths = [last - first for first, last in pieces]
+    assert lengths == sorted(lengths, reverse=True)  # the longest first, those without any last
     assert facts.is_shared.tolist() == [owners.count(row) > 1 for row in owners]
     assert facts.rows_to_zero.tolist() == [row for row in range(num_rows) if owners.count(row) != 1]
 

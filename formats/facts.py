@@ -25,11 +25,22 @@ from torch import Tensor
 
 from .errors import FormatError
 
-__all__ = ["ConstantTables", "Fact", "OwnedRows", "RowFacts", "Tables", "WrittenOnce", "longest_first", "row_facts"]
+__all__ = [
+    "ConstantTables",
+    "Fact",
+    "OwnedRows",
+    "RowFacts",
+    "Tables",
+    "WrittenOnce",
+    "longest_first",
+    "piece_count",
+    "row_facts",
+]
 
 ONCE = " once"
-WHOLE = " whole"
+WHOLE, CUT = " whole", " cut "
 CONSTANTS = "known "
+NEAR = 1024  # pieces of rows, among which programs may take those of one length together
 TEXTS = 256  # of constant tables whose parsed form is kept; a longer table would only be parsed again
 
 Tables = Mapping[str, Any]  # by the names of tensors: their numbers, in nested lists
@@ -92,11 +103,13 @@ class Fact(ABC):
         if not text or text.endswith(ONCE):
             _refuse_tensors(text, tensors)
             return WrittenOnce(text.removesuffix(ONCE)) if text else None
-        if len(tensors) > len(OwnedRows.TENSORS):
-            raise FormatError(f"{text!r} takes {', '.join(OwnedRows.TENSORS)}, but {len(tensors)} tensors are given")
-        rows, _, tiles = text.removesuffix(WHOLE).partition(".")
+        about, _, cut = text.partition(CUT)
+        taken = OwnedRows.TENSORS if cut else OwnedRows.TENSORS[:-1]
+        if len(tensors) > len(taken) or (cut and 0 < len(tensors) < len(taken)):
+            raise FormatError(f"{text!r} takes {', '.join(taken)}, but {len(tensors)} tensors are given")
+        rows, _, tiles = about.removesuffix(WHOLE).partition(".")
         fields: dict[str, Any] = dict(zip(OwnedRows.TENSORS, tensors))
-        fact = OwnedRows(rows, tiles, **fields, is_whole=text.endswith(WHOLE))
+        fact = OwnedRows(rows, tiles, **fields, is_whole=text.endswith(WHOLE), cut=int(cut or 0))
         # not in __post_init__: a tracer would take note of every length
         if len(tensors) > 1 and len(tensors[1]) != len(tensors[0]) - 1:
             sizes = f"pointers is {list(tensors[0].shape)} but order is {list(tensors[1].shape)}"
@@ -142,7 +155,8 @@ class OwnedRows(Fact):
     Without `tiles`, `rows` [P] ascends and each of its values owns the row that it names. With it, `tiles` [P] ascends
     and each of its values t owns the rows `rows[t,...]`, which hold every row of the output once, and -1 where a tile
     is not full. The tensors say which groups these are; a fact without any says only that it is so. Those that are
-    given come in the order of `TENSORS`, with none left out before another.
+    given come in the order of `TENSORS`, with none left out before another. If rows are cut, several programs may share
+    a long one: each takes a piece of its groups, and what is said of groups below is said of pieces.
 
     >>> str(OwnedRows("AM")), str(OwnedRows("ROW", "TILE")), OwnedRows("ROW", "TILE").names
     ('AM', 'ROW.TILE', ('ROW', 'TILE'))
@@ -156,12 +170,14 @@ class OwnedRows(Fact):
     order: Tensor | None = None  # [D]    the rows or tiles, those with the most groups first
     is_shared: Tensor | None = None  # [P]    bool: the group's row has several groups
     rows_to_zero: Tensor | None = None  # [R]    rows with no group or with several
+    pieces: Tensor | None = None  # [2Q]   the groups of piece s are pieces[2s] to pieces[2s+1] - 1, see `piece_count`
     is_whole: bool = False  # nothing tells which rows have one group, so that a program takes all groups of a row
+    cut: int = 0  # the most groups of a piece, 0 if rows are not cut
 
-    TENSORS = ("pointers", "order", "is_shared", "rows_to_zero")
+    TENSORS = ("pointers", "order", "is_shared", "rows_to_zero", "pieces")
 
     def __post_init__(self) -> None:
-        fields = (self.pointers, self.order, self.is_shared, self.rows_to_zero)
+        fields = (self.pointers, self.order, self.is_shared, self.rows_to_zero, self.pieces)
         for at, (name, tensor) in enumerate(zip(self.TENSORS, fields)):
             if tensor is None:
                 continue
@@ -182,7 +198,7 @@ class OwnedRows(Fact):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        fields = (self.pointers, self.order, self.is_shared, self.rows_to_zero)
+        fields = (self.pointers, self.order, self.is_shared, self.rows_to_zero, self.pieces)
         return tuple([tensor for tensor in fields if tensor is not None])
 
     @cached_property
@@ -190,10 +206,11 @@ class OwnedRows(Fact):
         return f"{self} {len(self.tensors)}"
 
     def __str__(self) -> str:
-        return f"{self.rows}{f'.{self.tiles}' if self.tiles else ''}{WHOLE if self.is_whole else ''}"
+        kind = WHOLE if self.is_whole else f"{CUT}{self.cut}" if self.cut else ""
+        return f"{self.rows}{f'.{self.tiles}' if self.tiles else ''}{kind}"
 
     def without_tensors(self) -> OwnedRows:
-        return OwnedRows(self.rows, self.tiles, is_whole=self.is_whole)
+        return OwnedRows(self.rows, self.tiles, is_whole=self.is_whole, cut=self.cut)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -240,17 +257,20 @@ class RowFacts:
     """About P groups in D rows, ascending: the groups of row r are pointers[r] to pointers[r+1] - 1."""
 
     pointers: Tensor  # [D+1]  int32, or int64 when P needs it
-    is_shared: Tensor  # [P]    bool: the group's row has several groups
-    rows_to_zero: Tensor  # [R]    int64: rows with no group or with several
+    is_shared: Tensor  # [P]    bool: the group's row has several groups; of pieces if rows are cut
+    rows_to_zero: Tensor  # [R]    int64: rows with no group or with several; or pieces
     order: Tensor  # [D]    int32: the rows, those with the most groups first
+    pieces: Tensor | None = None  # [2Q]   the groups of piece s are pieces[2s] to pieces[2s+1] - 1
+    cut: int = 0  # the most groups of a piece
 
     def owned(self, rows: str, tiles: str = "") -> OwnedRows:
         """Return these as a fact about a statement in which the rows, and the tiles of rows, have such names."""
-        return OwnedRows(rows, tiles, self.pointers, self.order, self.is_shared, self.rows_to_zero)
+        tensors = self.pointers, self.order, self.is_shared, self.rows_to_zero, self.pieces
+        return OwnedRows(rows, tiles, *tensors, cut=self.cut)
 
 
-def row_facts(rows: Tensor, num_rows: int) -> RowFacts:
-    """Work out the facts about `rows` [P], the ascending row of each group.
+def row_facts(rows: Tensor, num_rows: int, cut: int = 0) -> RowFacts:
+    """Work out the facts about `rows` [P], the ascending row of each group; if `cut`, with pieces of so many groups.
 
     >>> facts = row_facts(torch.tensor([0, 2, 2]), num_rows=4)
     >>> facts.pointers.tolist(), facts.is_shared.tolist(), facts.rows_to_zero.tolist(), facts.order.tolist()
@@ -260,12 +280,47 @@ def row_facts(rows: Tensor, num_rows: int) -> RowFacts:
     bounds = torch.arange(num_rows + 1, device=rows.device)
     pointers = torch.searchsorted(rows, bounds, out_int32=len(rows) < 2**31)
     groups = pointers.diff()
+    pieces = None
+    if cut:
+        groups = (groups.long() + cut - 1) // cut
+        pieces, rows = _cut(pointers, groups, len(rows), cut)
     return RowFacts(
         pointers=pointers,
         is_shared=groups[rows] > 1,
         rows_to_zero=(groups != 1).nonzero().flatten(),
         order=longest_first(pointers),
+        pieces=pieces,
+        cut=cut,
     )
+
+
+def piece_count(num_rows: int, num_groups: int, cut: int) -> int:
+    """Return how many pieces of `cut` groups a fact has: a grid follows from shapes, the last ones may have no group.
+
+    >>> piece_count(4, 100, 32)
+    7
+    """
+    return num_rows + num_groups // cut
+
+
+def _cut(pointers: Tensor, counts: Tensor, num_groups: int, cut: int) -> tuple[Tensor, Tensor]:
+    """Return where pieces begin and end, and the row of each, if row r has counts[r] pieces of about the same length.
+
+    Neighbours are taken side by side: of `NEAR` pieces the longest come first, so that none waits for a longer one.
+
+    >>> pieces, rows = _cut(torch.tensor([0, 1, 1, 71]), torch.tensor([1, 0, 3]), 71, 32)
+    >>> pieces.tolist(), rows.tolist()
+    ([47, 71, 1, 24, 24, 47, 0, 1, 0, 0], [2, 2, 2, 0])
+    """
+    lengths = pointers.diff().long()
+    rows = torch.repeat_interleave(counts)
+    number = torch.arange(len(rows), device=rows.device)
+    place, count = number - (counts.cumsum(0) - counts)[rows], counts[rows]
+    first, last = (pointers[rows] + lengths[rows] * at // count for at in (place, place + 1))
+    order = (number // NEAR * (cut + 1) + cut - (last - first)).argsort(stable=True)
+    pieces = pointers.new_zeros(piece_count(len(lengths), num_groups, cut), 2)
+    pieces[: len(rows)] = torch.stack([first, last], 1)[order].to(pieces.dtype)
+    return pieces.flatten(), rows[order]
 
 
 def longest_first(pointers: Tensor) -> Tensor:

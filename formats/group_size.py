@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["gpu_group_size", "group_size", "group_size_candidates", "groups_of", "indirect_accesses"]
+__all__ = ["gpu_group_size", "group_size", "group_size_candidates", "groups_of", "indirect_accesses", "piece_size"]
 
 # Milliseconds on one H200 of a product with 128 columns in float32, by the group size, for graphs with long rows: `make
 # bench CASES=bench/cases/test_group_size.py`, as stored in bench/results.
@@ -27,6 +27,8 @@ SIZES_ON_GPU = tuple(2**power for power in range(LARGEST_ON_GPU.bit_length()))
 # float16, N = 32, 128 and 512: PROTEINS 1.04, 1.19 and 1.04 times as fast with groups of one, rows of 1 to 32 entries
 # 1.27, 1.31 and 1.28, rows of about 8 (Poisson) 1.11, 1.35 and 0.90; with 1.6 slots, DD 1.0, 1.05 and 0.96.
 MOSTLY_PADDING = 1.75
+# Entries of a piece of a row, and the warps of a large GPU, which are to have one each.
+LEAST_PIECE, LONGEST_PIECE, WARPS = 8, 128, 2**13
 
 
 def group_size(occ: Tensor | Sequence[int]) -> int:
@@ -106,6 +108,18 @@ def groups_of(positions: Tensor, size: int | None, is_on_gpu: bool) -> tuple[int
     groups = torch.stack([(positions % own == 0).sum() for own in candidates]).tolist()
     size = _fewest_accesses(candidates, groups)
     return size, groups[candidates.index(size)]
+
+
+def piece_size(entries: int) -> int:
+    """Return how many entries of a row a program takes at most: so many that each of `WARPS` has a piece.
+
+    >>> piece_size(10_000), piece_size(500_000), piece_size(10_000_000)
+    (8, 64, 128)
+    """
+    size = LEAST_PIECE
+    while size < LONGEST_PIECE and size * WARPS < entries:
+        size *= 2
+    return size
 
 
 def group_size_candidates(occ: Tensor | Sequence[int]) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .convert import block_grid
 from .facts import RowFacts, row_facts
+from .group_size import piece_size
 from .guard import may_keep
 from .pattern_cache import PatternCache, Regrouped
 
@@ -23,8 +24,11 @@ def facts_of(
     """Return the facts about the rows of groups, cached with the pattern; None if p is the row."""
     rows, facts = coords[group_dim], cache.facts
     if facts is None and rows is not None and may_keep(rows):  # a tracer does without
+        # programs walk single entries without padding; groups and blocks of them are what a program takes as they are
+        is_single = block_size is None and all(place is None or place.numel() == len(rows) for place in coords)
+        cut = piece_size(len(rows)) if is_single else 0
         with torch.inference_mode(False):  # what is kept must be good for training too
-            facts = row_facts(rows, block_grid(shape, block_size)[group_dim])
+            facts = row_facts(rows, block_grid(shape, block_size)[group_dim], cut)
         if may_keep(facts.pointers, facts.is_shared, facts.rows_to_zero, facts.order):
             cache.facts = facts
     return facts

@@ -99,6 +99,15 @@ APPLICATIONS = {
     "group_spmm_store_or_atomic": Application(
         GROUP_SPMM, _group_spmm(), (2000, 128), OwnedRows("AM"), "store-or-atomic", False, (4, 128), frozenset({"AK"})
     ),
+    "entry_spmm_pieces": Application(
+        GROUP_SPMM,
+        {"AM": positions(9000), "AK": positions(9000, 1), "AV": values(9000, 1), "B": values(2000, 128)},
+        (2000, 128),
+        OwnedRows("AM", cut=32),
+        "store-or-atomic",
+        False,
+        (4, 128),
+    ),
     "group_max_owner": Application(
         GROUP_MAX, _group_spmm(), (2000, 128), OwnedRows("AM"), "owner", False, (4, 128), frozenset({"AK"})
     ),

@@ -25,7 +25,7 @@ from insum_ops.compiler.planning.schedule import schedules
 from insum_ops.compiler.reference.lower import lower, placeholders
 from insum_ops.compiler.tuning.problem import Candidate, candidates
 from insum_ops.formats import BlockCOO, BlockGroupCOO, GroupCOO
-from insum_ops.formats.facts import OwnedRows, WrittenOnce, longest_first
+from insum_ops.formats.facts import OwnedRows, WrittenOnce, longest_first, row_facts
 
 pytestmark = pytest.mark.kernels
 
@@ -50,6 +50,12 @@ def group_spmm(dtype, wide):
     A = GroupCOO.from_dense(matrix(7, 6, 0.4, dtype), group_size=2)
     tensors = dict(AM=A.AM, AK=A.AK, AV=A.AV, B=draw(6, wide, dtype=dtype))
     return "C[AM[p],n] += AV[p,q] * B[AK[p,q],n]", tensors, (7, wide), A.facts.owned("AM")
+
+
+def entry_spmm(dtype, wide):
+    A = GroupCOO.from_dense(matrix(7, 6, 0.4, dtype), group_size=1)
+    tensors = dict(AM=A.AM, AK=A.AK, AV=A.AV, B=draw(6, wide, dtype=dtype))
+    return "C[AM[p],n] += AV[p,q] * B[AK[p,q],n]", tensors, (7, wide), row_facts(A.AM, 7, cut=2).owned("AM")
 
 
 def block_spmm(dtype, wide):
@@ -279,6 +285,7 @@ CASES = [
     (group_spmm, "atomic"),
     (group_spmm, "owner"),
     (group_spmm, "store-or-atomic"),
+    (entry_spmm, "store-or-atomic"),
     (block_spmm, "atomic"),
     (block_spmm, "owner"),
     (block_spmm, "store-or-atomic"),
@@ -554,6 +561,7 @@ def test_a_full_last_tile_has_no_mask():
 EAGER = [
     (group_spmm, "owner"),
     (group_spmm, "store-or-atomic"),
+    (entry_spmm, "store-or-atomic"),
     (block_spmm, "owner"),
     (convolution, "atomic"),
     (tiled_convolution, "owner"),

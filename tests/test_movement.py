@@ -13,7 +13,7 @@ from tolerances import assert_matches
 from insum_ops import insum
 from insum_ops.compiler.codegen import Flags
 from insum_ops.compiler.tuning.problem import candidates
-from insum_ops.formats.facts import OwnedRows
+from insum_ops.formats.facts import OwnedRows, row_facts
 
 pytestmark = pytest.mark.kernels
 
@@ -296,8 +296,9 @@ def test_owned_rows_hold_short_names_side_by_side():
         torch.testing.assert_close(got, messages(*tensors.values(), 9), rtol=1e-5, atol=1e-5, msg=str(way))
 
 
-@pytest.mark.parametrize(("columns", "dtype"), [(33, SINGLE), (40, HALF), (5, torch.float64)])
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(
+    ("columns", "dtype", "padded"), [(33, SINGLE, False), (40, HALF, True), (5, torch.float64, True)]
+)
 def test_rows_of_any_length_are_walked_by_several_entries_at_once(columns, dtype, padded):
     lengths = torch.tensor([0, 1, 3, 4, 5, 31, 0, 8, 9], device=DEVICE)
     T = torch.arange(9, device=DEVICE).repeat_interleave(lengths)
@@ -306,17 +307,46 @@ def test_rows_of_any_length_are_walked_by_several_entries_at_once(columns, dtype
     kept = (U >= 0)[:, None]
     products = torch.where(kept, W.double() * X.double()[U.clamp(min=0)], 0.0)
     W = torch.where(kept, W, torch.nan)  # what has no place is not read
-    tensors = dict(W=W, X=X, T=T, U=U)
-    pointers = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).int()
-    fact = OwnedRows("T", "", pointers, is_whole=True)
+    tensors, fact = dict(W=W, X=X, T=T, U=U), row_facts(T, 9, cut=8).owned("T")  # up to four pieces of a row
     flags = Flags(padded=frozenset(["U"] if padded else []), interpreted=IS_INTERPRETED)
     own = problem("Y[T[e],c] += W[e,c] * X[U[e],c]", tensors, (9, columns), fact, flags)
     walks = [way for way in candidates(own) if way.schedule.walks_rows]
+    assert {way.schedule.strategy for way in walks} == {"owner", "store-or-atomic"}  # whole rows, and pieces of them
     assert any("start + 3" in own.launcher(way).kernel.source for way in walks)  # several entries of one row
-    for way in walks:
+    assert any(way.schedule.names("step") == ("e",) for way in walks)  # side by side
+    for way in told_apart(walks):
         with checked_memory() if IS_INTERPRETED else nullcontext():
             got = own.launcher(way)(list(tensors.values()), fact)
         assert_matches(got, scattered(products, T, 9))
+
+
+def test_groups_of_one_entry_are_walked_as_entries():
+    T = positions(9, 70).sort()[0].to(torch.int32)
+    tensors = dict(A=draw(70, 1), X=draw(9, 33), T=T, U=positions(9, 70)[:, None])
+    pointers = torch.searchsorted(T, torch.arange(10, dtype=torch.int32, device=DEVICE), out_int32=True)
+    fact = OwnedRows("T", "", pointers)
+    own = problem("Y[T[p],c] += A[p,q] * X[U[p,q],c]", tensors, (9, 33), fact, Flags(padded=frozenset()))
+    walks = [way for way in candidates(own) if way.schedule.strategy == "owner"]
+    assert all(way.schedule.walks_rows for way in walks)
+    got = own.launcher(walks[-1])(list(tensors.values()), fact)
+    products = tensors["A"].double() * tensors["X"].double()[tensors["U"][:, 0]]
+    assert_matches(got, scattered(products, T.long(), 9))
+
+
+def test_gathered_rows_are_taken_in_slices_too():
+    lengths = torch.tensor([0, 1, 3, 0, 2], device=DEVICE)  # groups of eight
+    T = torch.arange(5, device=DEVICE).repeat_interleave(lengths).int()
+    U = positions(7, 6 * 8, low=-1).view(6, 8)
+    A, X = draw(6, 8), draw(7, 80)
+    products = torch.where((U >= 0)[..., None], A.double()[..., None] * X.double()[U.clamp(min=0)], 0.0).sum(1)
+    tensors, fact = dict(A=A, X=X, T=T, U=U), row_facts(T, 5).owned("T")
+    flags = Flags(padded=frozenset(["U"]), interpreted=IS_INTERPRETED)
+    own = replace(problem("Y[T[p],c] += A[p,q] * X[U[p,q],c]", tensors, (5, 80), fact, flags), has_order=True)
+    slices = [way for way in candidates(own) if way.config.block("c") == 64 and way.config.reverse]
+    assert {way.config.longest_first for way in slices if way.schedule.strategy == "owner"} == {True}
+    assert "store-or-atomic" in {way.schedule.strategy for way in slices}
+    for way in slices:
+        assert_matches(own.launcher(way)(list(tensors.values()), fact), scattered(products, T.long(), 5))
 
 
 @pytest.mark.parametrize("channels", [8, 24])

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 from ..binding import SHORT_LENGTH, bucket, known_divisor
+from ..language import Access, Var
 from ..planning import VECTOR_BYTES, WARP_ROW
 from .kernel import ALIGNED
-from .loads import offset_of_rows
+from .loads import load_row, offset_of_rows
 from .scope import Scope
 from .spec import KernelSpec
 
@@ -24,7 +25,7 @@ def place_program(scope: Scope) -> tuple[tuple[str, int], ...]:
     order = order if spec.config.reverse else order[::-1]
     grid = tuple((name, _share(spec, name)) for name in order)
     # an index of which one program takes all values is no part of the program id
-    varying = [(name, block) for name, block in grid if schedule.extents[name] > block]
+    varying = [(name, block) for name, block in grid if schedule.extents[name] > block or _is_piece(spec, name)]
     if spec.config.copies > 1:
         _choose_copy(scope)
     _divide_program_id(scope, varying)
@@ -34,7 +35,9 @@ def place_program(scope: Scope) -> tuple[tuple[str, int], ...]:
     for name, block in grid:
         if not (_is_in_turn(spec, name) or _is_clamped(spec, name, block) or _is_turned(spec, name)):
             bound_index(scope, name, block)
-    if schedule.owner is not None and spec.config.longest_first:
+    if schedule.owner is not None and schedule.owner.is_cut:
+        _find_rows(scope)
+    elif schedule.owner is not None and spec.config.longest_first:
         _sort_rows(scope)
     if schedule.merged is not None:
         split_merged(scope)
@@ -189,6 +192,24 @@ def _sort_rows(scope: Scope) -> None:
     scope.line(f"{row.text} = tl.load({order} + {row.text})")
 
 
+def _is_piece(spec: KernelSpec, name: str) -> bool:
+    """Whether an index counts pieces of rows: no class of shapes tells how many there are, see `piece_count`."""
+    owner = spec.schedule.owner
+    return owner is not None and owner.is_cut and name == owner.row
+
+
+def _find_rows(scope: Scope) -> None:
+    """Write the row of each piece that the program has: that of its first entry; the last pieces may have none."""
+    owner = scope.spec.owner
+    piece, pieces = scope.indices[owner.row], scope.parameter("pieces", owner.index)
+    mask = f", mask={scope.bounds[owner.row].text}, other=0" if owner.row in scope.bounds else ""
+    first = scope.let(f"tl.load({pieces} + {piece.text} + {piece.text}{mask})", piece.axes, "first")
+    last = scope.let(f"tl.load({pieces} + {piece.text} + {piece.text} + 1{mask})", piece.axes, "last")
+    scope.bounds[owner.row] = has_entry = scope.let(f"{first.text} < {last.text}", piece.axes, "has_entry")
+    scope.piece, scope.segment = piece, (first, last)
+    scope.indices[owner.row] = load_row(scope, Access(owner.index, (Var(owner.segment),)), first, has_entry)
+
+
 def split_merged(scope: Scope) -> None:
     """Write the values of the two index names that one axis holds.
 
@@ -281,6 +302,8 @@ def _extent_with_divisor(scope: Scope, name: str) -> str:
 def _divisor(spec: KernelSpec, name: str) -> int:
     """Return a divisor of an extent on which the source may rely, though it serves other lengths too."""
     extents, owner = spec.schedule.extents, spec.schedule.owner
+    if _is_piece(spec, name):
+        return 1
     is_row = owner is not None and name == owner.row
     parts = next((flat.parts for flat in spec.schedule.flats if flat.name == name), (name,))
     return math.prod(

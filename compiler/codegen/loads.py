@@ -23,6 +23,7 @@ __all__ = [
     "load_available",
     "load_factor",
     "load_next",
+    "load_row",
     "moving_axes",
     "offset_of_rows",
     "pointer",
@@ -137,6 +138,15 @@ def _load_position(scope: Scope, access: Access) -> None:
     scope.positions[access] = position
     if _may_be_negative(scope.spec, access):
         scope.valid[access] = scope.let_once(f"{position.text} >= 0", position.axes, f"has_{identifier}")
+
+
+def load_row(scope: Scope, access: Access, entry: Value, has_entry: Value) -> Value:
+    """Write the load of the row that an entry belongs to, by the index tensor that says so; return it."""
+    (segment,) = access.names
+    own = scope.child(indent=0)
+    own.indices[segment], own.bounds[segment] = entry, has_entry
+    _load_position(own, access)
+    return own.positions[access]
 
 
 def position_type(spec: KernelSpec, access: Access) -> str:

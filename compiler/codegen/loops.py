@@ -53,6 +53,8 @@ def loops_of(spec: KernelSpec) -> tuple[str, ...]:
 
 def row_segment(scope: Scope) -> tuple[Value, Value]:
     """Write the loads of where the groups of the row in scope, or of each row of a tile, begin and end."""
+    if scope.segment is not None:
+        return scope.segment
     owner = scope.spec.owner
     row, pointers = scope.indices[owner.row], scope.parameter("pointers", owner.index)
     mask = f", mask={scope.bounds[owner.row].text}, other=0" if owner.row in scope.bounds else ""
@@ -91,17 +93,29 @@ def innermost(scope: Scope) -> Iterator[Scope]:
         load_available(scope)
     name, block = loops[-1], scope.spec.block(loops[-1])
     first, end = _range_of_blocks(scope, name)
-    end = scope.let(end, (), "end").text
-    whole = scope.let(f"{end} // {block} * {block}", (), "whole").text
-    for place, is_whole in ((f"{first}, {whole}", True), (f"tl.maximum({first}, {whole}), {end}", False)):
+    if _takes_entries(scope.spec, name):
+        whole = rest = scope.let(f"{first} + ({end} - {first}) // {block} * {block}", (), "whole").text
+    else:
+        end = scope.let(end, (), "end").text
+        whole = scope.let(f"{end} // {block} * {block}", (), "whole").text
+        rest = f"tl.maximum({first}, {whole})"
+    for place, is_whole in ((f"{first}, {whole}", True), (f"{rest}, {end}", False)):
         body = _open_range(scope, name, place, is_whole)
+        if _takes_entries(scope.spec, name) and not is_whole:
+            value = body.indices[name]
+            body.bounds[name] = body.let(f"{value.text} < {end}", value.axes, f"in_{body.identifier(name)}")
         load_available(body)
         yield body
 
 
 def _has_whole_blocks(spec: KernelSpec, name: str) -> bool:
-    """Whether a mask alone keeps a sum from reading several elements at once: all rows of its factors are aligned."""
+    """Whether a mask alone keeps a sum from reading several elements at once: all rows of its factors are aligned.
+
+    Blocks of a row's entries are whole but for the last.
+    """
     schedule = spec.schedule
+    if _takes_entries(spec, name):
+        return True
     if name != schedule.along or schedule.roles[name] != "step" or not may_end_early(spec, name, spec.block(name)):
         return False
     parts = next((flat.parts for flat in schedule.flats if flat.name == name), (name,))
@@ -112,6 +126,12 @@ def _has_whole_blocks(spec: KernelSpec, name: str) -> bool:
         for index, stride in zip(factor.indices, spec.strides[factor.name])
         if str(index) not in parts
     )
+
+
+def _takes_entries(spec: KernelSpec, name: str) -> bool:
+    """Whether a loop takes a block of the entries of the row that a program owns at a time."""
+    owner = spec.schedule.owner
+    return owner is not None and name == owner.segment and spec.schedule.roles[name] == "step"
 
 
 def _open_loop(scope: Scope, name: str, segment: Segment) -> Scope:
@@ -206,6 +226,9 @@ def _open_blocks(scope: Scope, name: str) -> Scope:
 def _range_of_blocks(scope: Scope, name: str) -> tuple[str, str]:
     """Write the first value of an index that the program takes and the one after its last, those of its part."""
     block = scope.spec.block(name)
+    if _takes_entries(scope.spec, name):
+        first, last = row_segment(scope)
+        return first.text, last.text
     end = wide_extent(scope, name, block)
     if name != _shared_loop(scope.spec):
         return "0", end
@@ -230,7 +253,7 @@ def define_step(scope: Scope, name: str, start: str = "", is_whole: bool = False
         scope.define(name, f"{start}{scope.spec.tile.arange(name)}", (name,))
     else:
         scope.define(name, f"{start}0")
-    if not is_whole:
+    if not is_whole and not _takes_entries(scope.spec, name):
         bound_index(scope, name, block)
     _split_flat(scope, name)
 

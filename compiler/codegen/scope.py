@@ -48,6 +48,7 @@ class Symbols:
             "pointers": f"ptr_of_{identifier}_segments",
             "is_shared": f"ptr_of_{identifier}_is_shared",
             "order": f"ptr_of_{identifier}_order",
+            "pieces": f"ptr_of_{identifier}_pieces",
             "extent": f"extent_{identifier}",
             "stride": f"stride_{identifier}_{dim}",
             "copy": "elements_of_copy",
@@ -93,6 +94,8 @@ class Scope:
     valid: dict[Access, Value] = field(default_factory=dict)  # indirection -> where it is not -1
     tiles: dict[int, Value] = field(default_factory=dict)  # factor number -> loaded tile
     narrow: list[Narrow] = field(default_factory=list)
+    segment: tuple[Value, Value] | None = None  # where the groups begin and end that the program has of its rows
+    piece: Value | None = None  # the number of the piece of a row that the program has, where rows are cut
     loaded: dict[str, Value] | None = None  # expression -> its value, where several statements share what is loaded
 
     # children

@@ -104,7 +104,9 @@ class KernelSpec:
 
     def is_one_step(self, name: str) -> bool:
         """Whether one tile holds all values of a summed index, so that it needs no loop."""
-        extents = self.schedule.extents
+        extents, owner = self.schedule.extents, self.schedule.owner
+        if owner is not None and name == owner.segment:
+            return False
         parts = next((flat.parts for flat in self.schedule.flats if flat.name == name), ())
         # lengths that vary are known by their power of two, and so is what several of them make together
         lengths = [bucket(extents[part]) if self.is_varying(part) else extents[part] for part in parts]

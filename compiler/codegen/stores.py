@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..binding import power_of_two
-from ..language import Access, Var
+from ..language import Access
 from .broadcast import Value
 from .loads import conjunction, moving_axes, pointer
 from .scope import Scope
@@ -139,11 +139,12 @@ def finish_sum(scope: Scope, acc: Value) -> None:
 
 def _store_or_add(scope: Scope, address: str, value: str, masks: Sequence[Value], axes: Axes) -> None:
     """Write a plain store for groups that are alone in their row, and an atomic addition for the others."""
-    spec = scope.spec
-    group = spec.schedule.output.indirections[0].indices[0]
-    assert isinstance(group, Var)
-    place = scope.indices[group.name]
-    guard = f", mask={scope.bounds[group.name].text}, other=0" if group.name in scope.bounds else ""
+    spec, place = scope.spec, scope.piece
+    name = spec.schedule.owner.row if spec.schedule.owner is not None else ""
+    if place is None:
+        name = str(spec.schedule.output.indirections[0].indices[0])
+        place = scope.indices[name]
+    guard = f", mask={scope.bounds[name].text}, other=0" if name in scope.bounds else ""
     flag = scope.parameter("is_shared", spec.schedule.shared_index)
     shared = scope.let(f"tl.load({flag} + {place.text}{guard}) != 0", place.axes, "is_shared")
     alone = scope.let(f"{shared.text} == 0", place.axes, "is_alone")

@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Union
 
-from ...formats.facts import ConstantTables, Fact, OwnedRows, WrittenOnce
+from ...formats.facts import ConstantTables, Fact, OwnedRows, WrittenOnce, piece_count
 from ..binding import Bound
-from ..language import Access, Index, Var, fresh_name, walk
+from ..language import Access, Const, Index, Var, fresh_name, walk
 from .constant_tables import is_permutation
 from .device import device_of
 
@@ -60,6 +60,7 @@ class Owner:
     row: str
     segment: str
     index: str  # the index tensor whose values own rows
+    is_cut: bool = False  # what a program has is a piece of a row's groups, by whose number `row` is counted
 
 
 @dataclass(frozen=True)
@@ -186,9 +187,12 @@ def is_in_set(owner: Owner | None, output: Access, name: str) -> bool:
     return owner is not None and any(name in access.names for access in output.indirections)
 
 
-def owned_rows(bound: Bound, fact: Fact | None) -> int:
-    """Return how many rows are owned: those of the output, or of ROW if tiles of rows are owned."""
+def owned_rows(bound: Bound, fact: Fact | None, is_cut: bool) -> int:
+    """Return how many rows are owned: those of the output, or of ROW if tiles of rows are owned; or how many pieces."""
     output = bound.statement.output
+    if is_cut:
+        assert isinstance(fact, OwnedRows)
+        return piece_count(bound.size[bound.statement.scatter_dim], bound.shapes[fact.rows][0], fact.cut)
     return bound.shapes[output.indirections[0].name][0] if owns_tiles(fact) else bound.size[bound.statement.scatter_dim]
 
 
@@ -215,7 +219,10 @@ class Start:
             return start.owned(fact)
         if strategy == "on-chip":
             return start.on_chip()
-        return replace(start, shared_index=start.scattered.name) if strategy == "store-or-atomic" else start
+        if strategy != "store-or-atomic":
+            return start
+        shared = replace(start, shared_index=start.scattered.name)
+        return shared.owned(fact, is_cut=True) if isinstance(fact, OwnedRows) and fact.cut else shared
 
     @property
     def scattered(self) -> Access:
@@ -224,17 +231,24 @@ class Start:
     def fresh(self, wanted: str) -> str:
         return fresh_name(wanted, self.extents)
 
-    def owned(self, fact: Fact | None) -> Start:
+    def owned(self, fact: Fact | None, is_cut: bool = False) -> Start:
         """Return the statement with owned rows: `C[AM[p],n]` becomes `C[r,n]`, with p over the groups of row r.
 
-        `C[ROW[TILE[p],q],n]` becomes `C[ROW[r,q],n]`, where the groups belong to a row of ROW.
+        `C[ROW[TILE[p],q],n]` becomes `C[ROW[r,q],n]`, where the groups belong to a row of ROW. If `is_cut`, p runs over
+        a piece of the groups of row r.
         """
         access = owned_by(self.scattered, fact)
         assert access is not None
         row, segment = self.fresh("r"), str(access.indices[0])
-        swap = {access: Var(row)}
+        swap: dict[Index, Index] = {access: Var(row)}
+        # groups of one entry need no loop over their entries, which several at a time are then taken of; the place of
+        # a winner is counted by all names
+        if self.bound.statement.is_sum:
+            single = [name for name in self.summed if self.extents[name] == 1 and not is_varying(self.bound, name)]
+            swap |= {Var(name): Const(0) for name in single}
         factors = tuple(_substitute(factor, swap) for factor in self.factors if isinstance(factor, Access))
-        owner, extents = Owner(row, segment, access.name), {**self.extents, row: owned_rows(self.bound, fact)}
+        owner = Owner(row, segment, access.name, is_cut)
+        extents = {**self.extents, row: owned_rows(self.bound, fact, is_cut)}
         return replace(self, output=_substitute(self.output, swap), factors=factors, extents=extents, owner=owner)
 
     def side_by_side(self, outer: str, inner: str, axis: str) -> Start:
@@ -283,10 +297,10 @@ class Start:
         return self.owner.segment if self.owner is not None else None
 
 
-def _substitute(access: Access, swap: Mapping[Access, Index]) -> Access:
+def _substitute(access: Access, swap: Mapping[Index, Index]) -> Access:
     def index(item: Index) -> Index:
-        if isinstance(item, Access):
-            return swap.get(item) or _substitute(item, swap)
-        return item
+        if item in swap:
+            return swap[item]
+        return _substitute(item, swap) if isinstance(item, Access) else item
 
     return replace(access, indices=tuple(map(index, access.indices)))

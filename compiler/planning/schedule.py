@@ -121,8 +121,10 @@ class Schedule:
 
     @cached_property
     def walks_rows(self) -> bool:
-        """Whether a program adds up the entries of the rows that it owns, one by one: nothing but rows to be moved."""
-        return self.owner is not None and self.is_sum and not self.uses_dot and not self.names("loop", "step")
+        """Whether a program adds up the entries of the rows that it owns: nothing but rows to be moved."""
+        if self.owner is None or not self.is_sum or self.uses_dot:
+            return False
+        return not self.names("loop") and {*self.names("step")} <= {self.owner.segment}
 
     @cached_property
     def uses_dot(self) -> bool:
@@ -313,7 +315,7 @@ def resized(schedule: Schedule, bound: Bound, fact: Fact | None) -> dict[str, in
     """Return a schedule's extents for tensors of other lengths; a dimension held on chip is too short to vary."""
     extents = resized_extents(schedule, bound.extents)
     if schedule.owner is not None:
-        extents[schedule.owner.row] = owned_rows(bound, fact)
+        extents[schedule.owner.row] = owned_rows(bound, fact, schedule.owner.is_cut)
     return extents
 
 
@@ -606,13 +608,16 @@ def _without_dot(start: Start, strides: Strides, least: int = DEEP_EXTENT) -> li
 def _deep_schedule(start: Start, strides: Strides, plain: Schedule, least: int = DEEP_EXTENT) -> Schedule | None:
     """Return a schedule with several summands side by side instead of results: many loads are then in flight.
 
-    None if no loop has `least` summands, or if summands are side by side already.
+    None if no loop has `least` summands, or if summands are side by side already. The entries of a row count as many.
     """
     sums = [name for name in plain.names("loop") if start.extents[name] >= least]
-    if not sums or plain.names("step") or not plain.names("tile"):
+    if not (sums or plain.walks_rows) or plain.names("step") or not plain.names("tile"):
         return None
     tiles = plain.names("tile")[-1:]
     start = replace(start, extents=plain.extents, flats=plain.flats)  # of which its tile may be one
+    if not sums:
+        steps = plain.names("segment")
+        return _finish(start, tiles, steps, _tree(start, tiles, steps, use_dot=False))
     start, step = _joined(start, strides, max(sums, key=lambda name: start.extents[name]))
     along = tiles[0] if reads_stretches(start) and start.owner is None else ""
     return _finish(start, tiles, (step,), _tree(start, tiles, (step,), use_dot=False), along)

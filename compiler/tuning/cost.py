@@ -132,9 +132,9 @@ class Cost:
         schedule, turns = self.schedule, dict[str, float]()
         for name in schedule.names("loop", "step"):
             turns[name] = float(self.count(name))
-        for name in schedule.names("segment"):
-            rows = self.extents[schedule.owner.row] if schedule.owner is not None else 1
-            turns[name] = max(1.0, self.extents[name] / max(rows, 1))
+        if schedule.owner is not None:
+            entries = self.extents[schedule.owner.segment] / max(self.extents[schedule.owner.row], 1)
+            turns[schedule.owner.segment] = max(1.0, entries / self.blocks.get(schedule.owner.segment, 1))
         return turns
 
     @cached_property

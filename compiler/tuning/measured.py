@@ -12,6 +12,7 @@ is the side that a statement keeps short, `wide` the long one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import log2
 
@@ -39,8 +40,8 @@ class Point:
 class Traits:
     """The properties of a schedule by which measured points are found; no name, no size of one application."""
 
-    # alone, set, neighbours, table, plain, crowd, rows, runs, flat, turned, looped, deep, scalar, unrolled, unrolled
-    # runs, unrolled tile
+    # alone, set, neighbours, table, plain, walk, crowd, rows, runs, flat, turned, looped, deep, scalar, unrolled,
+    # unrolled runs, unrolled tile
     form: str
     narrow: int = 0  # 16, 32, 64, 128: the class of its narrow side
     is_narrow_first: bool = True  # the narrow side is the rows of the output
@@ -51,6 +52,7 @@ class Traits:
     is_long_by_narrow: bool = False  # the wide side goes on while the narrow one is no longer than a tile
     is_streamed: bool = False  # some factor is read once, as wide as the tile
     is_fallback: bool = False  # beside another strategy that is tried in full
+    slices: tuple[int, ...] = ()  # elements: parts of gathered rows that may be taken for all results before the next
 
 
 def measured_points(traits: Traits) -> tuple[Point, ...]:
@@ -72,7 +74,11 @@ def measured_points(traits: Traits) -> tuple[Point, ...]:
         return tuple(Point(max(elements // wide, 1), wide, 4) for elements, wide in sizes)
     if traits.form == "plain":
         fuller = [Point(height, 0, 4) for each in FULLER if (height := each * 128 // traits.widest) > MOST_HEIGHT]
-        return tuple(replace(point, wide=traits.widest) for point in (*PLAIN[traits.narrow], *fuller))
+        whole = [replace(point, wide=traits.widest) for point in (*PLAIN[traits.narrow], *fuller)]
+        return (*whole, *_in_slices(traits.slices, SLICED))
+    if traits.form == "walk":
+        whole = _in_slices((traits.widest,), WALKED[:1])
+        return (*whole, *_in_slices(traits.slices, WALKED), *LONG_WALKS)
     if traits.form == "runs":  # a warp to each program: a position is then one for all threads
         return (Point(traits.used, traits.widest, max(1, traits.used // RUN_OF_A_WARP)),)
     if traits.form == "rows":
@@ -83,6 +89,13 @@ def measured_points(traits: Traits) -> tuple[Point, ...]:
         ]
         return (*aligned, *plain)
     return tuple(replace(point, wide=point.wide or traits.widest) for point in OTHERS[traits.form])
+
+
+def _in_slices(slices: tuple[int, ...], sizes: Sequence[tuple[int, int]]) -> list[Point]:
+    """Return points over slices of gathered rows, with so many elements to a thread of so many warps."""
+    return [
+        Point(max(1, each * 32 * warps // wide), wide, warps, reverse=True) for wide in slices for each, warps in sizes
+    ]
 
 
 def _moved_rows(each: int, warps: int, wide: int, used: int) -> Point:
@@ -278,6 +291,15 @@ PLAIN = {
 # Elements of a row that one warp holds the sum of: 322,981 rows of 207 took an H200 0.0686 ms with one warp and 0.0721
 # with two, and 0.0610 where a warp loads a factor of 9 numbers once and hands it on.
 RUN_OF_A_WARP = 256
+# Elements to a thread, and warps, of tiles over slices of gathered rows: a slice of all rows stays in the cache where
+# whole rows do not. Products with 256 columns of float32 took an H200 0.175 ms and not 0.188 (fb-Cornell5, slices of 64
+# over pieces of rows) and 0.057 and not 0.070 (blogcatalog3, slices of 128 over groups).
+SLICED = ((4, 2), (4, 1))
+# The same for walks over entries side by side, of whole rows of columns too: few entries in a turn, for pieces of rows
+# are short (gowalla-bip took 0.185 ms by one entry and 0.192 by pieces side by side), and more for whole rows (ogbl-ddi
+# 0.153 by eight entries of slices of 128 with the longest rows first, and 0.194 by groups).
+WALKED = ((8, 1), (8, 4))
+LONG_WALKS = (Point(64, 64, 4),)
 # Elements to a thread of programs that scatter into copies of a small output: 8 of rows, 2 of single numbers.
 CROWD = (8, 2, 4)
 # Statements that move data: elements to a thread, and warps. One warp reads all of a row at constant distances, so that

@@ -17,7 +17,7 @@ from torch import Tensor, fx
 
 from insum_ops.formats import COO, ELL, BlockCOO, BlockGroupCOO, GroupCOO
 from insum_ops.formats.errors import FormatError
-from insum_ops.formats.facts import ConstantTables, Fact, OwnedRows, WrittenOnce, row_facts
+from insum_ops.formats.facts import ConstantTables, Fact, OwnedRows, WrittenOnce, piece_count, row_facts
 from insum_ops.functional import insum, insum_pinned
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -42,6 +42,24 @@ def test_facts_equal_those_of_a_loop(drawn, dtype):
     assert facts.pointers.dtype == torch.int32
     assert facts.is_shared.dtype == torch.bool
     assert facts.rows_to_zero.dtype == torch.int64
+
+
+@given(groups, st.integers(1, 5))
+def test_pieces_of_rows_are_no_longer_than_their_cut_and_hold_every_group_once(drawn, cut):
+    num_rows, rows = drawn
+    rows = sorted(rows)
+    facts = row_facts(torch.tensor(rows, dtype=torch.int64, device=DEVICE), num_rows, cut)
+    pieces = facts.pieces.view(-1, 2).tolist()
+    spans = [(first, last) for first, last in pieces if first < last]
+    assert sorted(at for first, last in spans for at in range(first, last)) == [*range(len(rows))]
+    assert len(pieces) == piece_count(num_rows, len(rows), cut)
+    assert all(last - first <= cut for first, last in spans)
+    assert all(len({*rows[first:last]}) == 1 for first, last in spans)
+    owners = [rows[first] for first, _ in spans]
+    lengths = [last - first for first, last in pieces]
+    assert lengths == sorted(lengths, reverse=True)  # the longest first, those without any last
+    assert facts.is_shared.tolist() == [owners.count(row) > 1 for row in owners]
+    assert facts.rows_to_zero.tolist() == [row for row in range(num_rows) if owners.count(row) != 1]
 
 
 @pytest.mark.parametrize("group_dim", [0, 1, 2])
@@ -79,6 +97,7 @@ TABLES = {"I": [[2, 0], [1, -1]], "V": [[0.1, -2.5], [1e-30, 3.0]]}
 FACTS = {
     "AS once": WrittenOnce("AS"),
     "AM": owned("AM"),
+    "AM cut 2": row_facts(torch.tensor([0, 2, 2], device=DEVICE), 4, cut=2).owned("AM"),
     "ROW.TILE": owned("ROW", "TILE", 2),
     "WO.WT": owned("WO", "WT", 1),
     "A": OwnedRows("A"),
@@ -141,14 +160,14 @@ def test_facts_that_say_or_hold_something_else_differ() -> None:
 
 
 def test_tensors_come_in_the_order_that_kernels_take() -> None:
-    fact = owned()
-    assert OwnedRows.TENSORS == ("pointers", "order", "is_shared", "rows_to_zero")
+    fact = row_facts(torch.tensor([0, 2, 2], device=DEVICE), 4, cut=1).owned("AM")
+    assert OwnedRows.TENSORS == ("pointers", "order", "is_shared", "rows_to_zero", "pieces")
     assert all(getattr(fact, name) is tensor for name, tensor in zip(OwnedRows.TENSORS, fact.tensors, strict=True))
 
 
 @pytest.mark.parametrize("name", OwnedRows.TENSORS)
 def test_tensors_of_more_dimensions_are_refused(name: str) -> None:
-    given = dict(zip(OwnedRows.TENSORS, owned().tensors)) | {name: torch.zeros(2, 3)}
+    given = dict.fromkeys(OwnedRows.TENSORS, torch.zeros(3)) | {name: torch.zeros(2, 3)}
     with pytest.raises(FormatError, match=f"^{re.escape(f'{name} is [2, 3]; it has one dimension')}$"):
         OwnedRows("AM", **given)
 
@@ -165,6 +184,11 @@ def test_a_tensor_without_those_before_it_is_refused() -> None:
         ("", [3, 2], "the fact '' has no tensors, but 2 are given"),
         ('known {"I": [0]}', [3], "the fact 'known' has no tensors, but 1 are given"),
         ("AM", [3] * 5, "'AM' takes pointers, order, is_shared, rows_to_zero, but 5 tensors are given"),
+        (
+            "AM cut 32",
+            [3] * 4,
+            "'AM cut 32' takes pointers, order, is_shared, rows_to_zero, pieces, but 4 tensors are given",
+        ),
         ("AM", [3, 3], "pointers is [3] but order is [3]; there is one pointer more than there are rows"),
     ],
 )

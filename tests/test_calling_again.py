@@ -427,7 +427,9 @@ def back_and_forth(change: Callable[[Tensor], Tensor]) -> Callable[[EntryPoint],
         before = [at.clone() for at in coordinates(entry)]
         found = after(lambda entry: [at.copy_(change(at)) for at in coordinates(entry)])(entry)
         # A sparse gradient has the index tensors of its tensor, as torch's own have, and those are written to next.
-        found = [part.clone() if isinstance(part, Tensor) and part.layout is not torch.strided else part for part in found]
+        found = [
+            part.clone() if isinstance(part, Tensor) and part.layout is not torch.strided else part for part in found
+        ]
         return found + after(lambda entry: [at.copy_(was) for at, was in zip(coordinates(entry), before)])(entry)
 
     return happens

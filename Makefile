@@ -22,7 +22,7 @@ PIP = $(RUN) -m pip install --quiet --no-compile --constraint constraints.txt
 JOBS ?= 2
 PYTEST = OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(JOBS) --dist worksteal
 
-.PHONY: demo doctor install-all test test-cpu test-interpreter test-cross test-bench test-huggingface test-torch torch-page test-types test-thorough test-gpu test-wheel test-sdist fuzz sanitize mutants bench bench-compare bench-report docs docs-serve lint format clean
+.PHONY: demo doctor install-all test test-cpu test-interpreter test-cross test-bench test-huggingface test-torch torch-page test-types test-thorough test-gpu test-wheel test-sdist fuzz fuzz-values sanitize mutants bench bench-compare bench-report docs docs-serve lint format clean
 .NOTPARALLEL:
 
 demo: $(INSTALLED)
@@ -99,6 +99,13 @@ FUZZ_KERNELS ?= 2000
 FUZZ_SEED ?= 0
 fuzz: $(SET_UP)
 	PYTHONPATH=. $(RUN) tests/cross/fuzz.py --kernels $(FUZZ_KERNELS) --seed $(FUZZ_SEED) --jobs $(JOBS)
+
+# Random statements and small models, called and trained again and again over other tensors, beside plain torch in float64:
+# on a GPU if there is one, half of the processes with tuning. A finding begins with how it is run alone.
+FUZZ_SECONDS ?= 100
+fuzz-values: $(SET_UP)
+	PYTHONPATH=.:tests $(RUN) tests/fuzz_values.py --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED) --jobs $(JOBS)
+	PYTHONPATH=.:tests $(RUN) tests/fuzz_models.py --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED) --jobs $(JOBS)
 
 # Kernels under NVIDIA's compute-sanitizer, and the same calls again and again.
 SANITIZER_TOOLS ?= memcheck racecheck

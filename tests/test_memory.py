@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,13 +10,14 @@ import torch
 from golden_cases import GOLDEN, Golden
 from hypothesis import given, settings
 from memory_checker import checked_memory
-from problems import APPLICATIONS, problem
-from statements import IS_INTERPRETED, Case, examples, random_values, statements
+from problems import APPLICATIONS, problem, told_apart
+from statements import IS_INTERPRETED, IS_THOROUGH, Case, examples, random_values, statements
 from test_kernels import FLAGS, rows_together
 from torch import Tensor
 
 from insum_ops import insum
 from insum_ops.compiler.codegen import Config
+from insum_ops.compiler.language.parse import parse
 from insum_ops.compiler.planning import schedule
 from insum_ops.compiler.planning.schedule import schedules
 from insum_ops.compiler.tuning.problem import Candidate, candidates
@@ -96,6 +98,41 @@ def test_every_candidate_of_random_statements_stays_in_bounds(monkeypatch: pytes
 
         check()
     assert checker.launches > examples(0, 90)
+
+
+# an index that scatters and is read by, or reads one row of, another factor; rows beside others; what a run holds apart
+SORTED = (
+    "C[S[p],k] += X[S[p],k] * X[T[p],k] * E[p]",
+    "C[S[p],h,k] += X[T[p],h,k] * E[p,h]",
+    "C[S[p],Z[q],k] += X[T[p],Z[q],k] * E[p,q]",
+)
+
+
+@pytest.mark.parametrize("expr", list(SORTED) if IS_THOROUGH else list(SORTED[:1]))
+@pytest.mark.parametrize("entries", [1, 17, 33] if IS_THOROUGH else [17])
+def test_every_walk_of_sorted_entries_stays_in_bounds(expr: str, entries: int) -> None:
+    """Runs of one place, with positions ahead or without, of a row that all entries share and of several."""
+    shapes = {"p": entries, "h": 3, "q": 2, "k": 20}
+    for rows in (1, 5) if IS_THOROUGH else (1,):
+        tensors = {
+            "S": torch.randint(0, rows, (entries + 1,)).sort().values[1:],
+            "T": torch.randint(0, rows, (entries,)).int(),
+            "Z": torch.tensor([1, 0]),
+        }
+        statement = parse(expr)
+        for factor in statement.accesses:
+            size = [
+                rows if str(index)[0] == "S" or str(index)[0] == "T" else shapes.get(str(index), 2)
+                for index in factor.indices
+            ]
+            tensors[factor.name] = torch.randn(size[::-1]).permute(*range(len(size))[::-1])
+        given = {name: tensors[name] for name in statement.tensor_names}
+        left = [128 if str(index)[0] == "S" else shapes.get(str(index), 2) for index in statement.output.indices]
+        own = problem(expr, given, left, flags=FLAGS)
+        with checked_memory() as checker:
+            for candidate in told_apart(candidates(replace(own, in_order=("S",)))):
+                own.launcher(candidate)(list(given.values()))
+        assert checker.launches > 2
 
 
 def cloud(shape: tuple[int, ...], density: float = 0.3) -> Tensor:

@@ -73,6 +73,8 @@ def groupings(
     has_dots = bool(accesses) and _has_dots(bound, strides)
     for access in accesses:
         is_scattered, mean = access in statement.output.indices, _mean(bound, access)
+        if any(rows > _count(bound, access) for rows in _scattered(bound, access)):
+            continue  # whoever owns a row reads that row of the other factors, of which one has fewer
         if is_scattered and mean > 1:
             ways.append(_grouped(bound, access, 1, device, uses_tensor_cores))
         if tables:
@@ -103,6 +105,11 @@ def _is_plain(access: Access, bound: Bound) -> bool:
 def _count(bound: Bound, access: Access) -> int:
     """Return how many values an index tensor may have."""
     return min(pointed.extent for pointed in bound.pointed if pointed.index == access.name)
+
+
+def _scattered(bound: Bound, access: Access) -> list[int]:
+    """Return the lengths of the output's dimensions that an index access scatters to."""
+    return [length for index, length in zip(bound.statement.output.indices, bound.size) if index == access]
 
 
 def _mean(bound: Bound, access: Access) -> float:

@@ -198,8 +198,11 @@ def _enlarged(
     return _with_settings(Sample(expr, tensors, size, fact), random)
 
 
-def _sizes(statement: Statement, random: Random) -> dict[str, tuple[int, ...]]:
-    """A shape of every tensor, the output's under "": dimensions that one index runs over are equally long."""
+def _sizes(statement: Statement, random: Random, chosen: dict[object, int] | None = None) -> dict[str, tuple[int, ...]]:
+    """A shape of every tensor, the output's under "": dimensions that one index runs over are equally long.
+
+    `chosen` holds lengths that are settled; those that are drawn are added to it.
+    """
     group: dict[object, object] = {}
 
     def find(one: object) -> object:
@@ -225,7 +228,7 @@ def _sizes(statement: Statement, random: Random) -> dict[str, tuple[int, ...]]:
     long_ones = {find(place) for place in is_first}
     for place, value in least.items():
         needed[find(place)] = max(needed.get(find(place), 1), value)
-    chosen: dict[object, int] = {}
+    chosen = {} if chosen is None else chosen
     shapes = {}
     for name, rank in ranks.items():
         shape = []

@@ -46,7 +46,7 @@ class Edges:
     guard: ChangeGuard | None  # of edge_index; None if its changes can't be detected
     filled: Filled | None = None  # with the weights of the last call
     ones: dict[torch.dtype, SparseFormat] = field(default_factory=dict)
-    uses: int = 0
+    uses: int = 0  # products with it
 
     def is_of(self, edge_index: Tensor) -> bool:
         """Whether edge_index is unchanged since the format was made."""
@@ -94,7 +94,8 @@ class Edges:
 def edges_of(A: tuple[Any, ...], name: str, size: tuple[int, int] | None) -> Edges:
     """Return the edges of (edge_index, edge_weight, size), cached while edge_index does not change.
 
-    `size` (sources, targets) is for a tuple without one. Without either, the nodes are those that edge_index names.
+    `size` (sources, targets) is for a tuple without one; a product has one, and is counted. Without either, the nodes
+    are those that edge_index names.
     """
     check_graph(A, name)
     edge_index = A[0]
@@ -102,9 +103,10 @@ def edges_of(A: tuple[Any, ...], name: str, size: tuple[int, int] | None) -> Edg
     by_size = _edges.get(edge_index)
     edges = None if by_size is None else by_size.get(sizes)
     if edges is not None and edges.is_of(edge_index):
-        edges.uses += 1
+        edges.uses += size is not None
         return edges
     edges = _arranged_edges(edge_index, sizes)
+    edges.uses += size is not None
     if edges.guard is not None and may_keep(*edges.arranged.parts):
         if by_size is None or len(by_size) >= SIZES or not all(e.is_of(edge_index) for e in by_size.values()):
             by_size = {}

@@ -53,7 +53,7 @@ from ..functional import insum
 from .edges import Edges, edges_of, traced_edges
 from .listed import Listed, listed_matrix, listed_patterns
 from .operands import as_format, trained_source
-from .torch_sparse import SparseSource, remembered_format, remembered_source, sparse_source, with_entries
+from .torch_sparse import SparseSource, remembered_format, remembered_source, used_source, with_entries
 
 __all__ = ["Reduce", "sddmm", "spmm"]
 
@@ -457,7 +457,7 @@ def _sddmm(pattern: Any, X: Tensor, Y: Tensor) -> Any:
                 f"pattern is a {pattern.layout} tensor, and torch makes none inside a graph; pass "
                 "insum_ops.formats.GroupCOO.from_torch(pattern), whose result holds its values as a dense tensor"
             )
-        source = sparse_source(pattern, "pattern")
+        source = used_source(pattern, "pattern")
         with outside_modes(pattern):
             alone = pattern.detach()
         return source.like(alone, source.arranged.read(_sampled(source.arranged.pattern, X, Y)))

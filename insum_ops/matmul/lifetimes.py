@@ -21,8 +21,9 @@ class Lifetimes:
 
     @staticmethod
     def ended(uses: int) -> None:
-        """Take note that a pattern is gone which was used so often."""
-        Lifetimes.short = 0 if uses >= PAYS_AFTER else Lifetimes.short + 1
+        """Take note that a pattern is gone with which so many products were; one that made a layer had none."""
+        if uses > 0:
+            Lifetimes.short = 0 if uses >= PAYS_AFTER else Lifetimes.short + 1
 
     @staticmethod
     def are_short() -> bool:

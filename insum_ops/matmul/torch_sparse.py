@@ -57,7 +57,7 @@ class SparseSource:
     filled: SparseFormat | None = None  # with the values that it had then
     indices: tuple[Tensor, ...] = ()  # copies of the tensor's index tensors, made when it was first written to
     shaped: Callable[[Tensor], Tensor | None] | None = None  # makes a sparse tensor like it of entries
-    uses: int = 0
+    uses: int = 0  # products with it
 
     def is_of(self, A: Tensor) -> bool:
         """Whether A is unchanged since the pattern was last compared with it."""
@@ -118,6 +118,13 @@ def known_source(A: Tensor) -> SparseSource | None:
     return _sources.get(A)
 
 
+def used_source(A: Tensor, name: str) -> SparseSource:
+    """Return what `sparse_source` does, for one more product with the tensor."""
+    source = sparse_source(A, name)
+    source.uses += 1
+    return source
+
+
 def remembered_source(A: Tensor) -> SparseSource | None:
     """Return the cached source of A that holds its present values, or None."""
     kept = _kept.get(id(A))
@@ -151,12 +158,11 @@ def sparse_source(A: Tensor, name: str) -> SparseSource:
     """
     cached = _sources.get(A)
     if cached is not None and cached.is_of(A):
-        cached.uses += 1
         return cached
     guard = SparseChangeGuard.of(A)  # before A is read: another thread may write to it
     with outside_modes(A):  # a tensor that a graph holds is read while it is traced
         source = _refreshed(A, cached, name)
-    source.uses = 1 if cached is None else cached.uses + 1
+    source.uses = 0 if cached is None else cached.uses
     if guard is not None and may_keep(*source.arranged.parts, *(source.merged or ())):
         source.guard = guard
         _sources.keep(A, source)

@@ -11,7 +11,7 @@ from statements import DEVICE, IS_INTERPRETED
 from tolerances import assert_matches
 from torch import Tensor
 
-from insum_ops import insum, sddmm, spmm
+from insum_ops import insum, nn, sddmm, spmm
 from insum_ops.compiler import IndexRangeError, pipeline
 from insum_ops.formats import COO, GroupCOO
 from insum_ops.matmul import lifetimes, listed
@@ -213,6 +213,16 @@ def test_new_graphs_are_listed_once_several_have_not_lasted(kind, monkeypatch):
         for _ in range(uses - 1):
             spmm(A, B)
         del A, source
+
+
+@pytest.mark.parametrize("kind", ["edges", "csr"])
+def test_graphs_that_made_a_layer_say_nothing_of_how_long_they_last(kind, monkeypatch):
+    monkeypatch.setattr(lifetimes.Lifetimes, "short", 0)
+    for _ in range(3):
+        A, *_ = new_graph(kind, 40)
+        nn.SpMM(A if kind == "csr" else (A[0], A[1].detach(), A[2]))
+        del A
+    assert lifetimes.Lifetimes.short == 0
 
 
 @torch.no_grad()

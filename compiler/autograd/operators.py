@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -66,6 +66,7 @@ library.define(
 )
 
 
+Implementation = TypeVar("Implementation", bound=Callable[..., Any])
 Run = Callable[..., Any]  # (expr, names, size, tensors, fact, wants_winners), which the pipeline gives
 _run: Run
 _run_value: Callable[..., Tensor]  # what the operator does below autograd
@@ -111,7 +112,7 @@ def replay_first(operator: Any, replay: Callable[..., Any]) -> None:
 CALLS_UNTIL_A_PLAN = 3  # at most: as it is, then recorded, and over a pattern the first one does not count
 
 
-def keeps_its_memory(run: Run) -> Run:
+def keeps_its_memory(run: Implementation) -> Implementation:
     """Make an operator's implementation one whose caches lie in ordinary memory; a decorator.
 
     The first call of a graph that `mode="reduce-overhead"` captures gets memory that torch takes back, and it raises if
@@ -129,7 +130,7 @@ def keeps_its_memory(run: Run) -> Run:
                 _in_a_thread(stream, lambda: [run(*arguments) for _ in range(CALLS_UNTIL_A_PLAN)])
         return run(*arguments)
 
-    return called
+    return called  # type: ignore[return-value]
 
 
 def _in_a_thread(stream: torch.cuda.Stream, work: Callable[[], object]) -> None:

@@ -40,7 +40,7 @@ __all__ = [
 ONCE = " once"
 WHOLE, CUT = " whole", " cut "
 CONSTANTS = "known "
-NEAR = 1024  # pieces of rows, among which programs may take those of one length together
+NEAR = 1024  # pieces of rows, among which those of one length stand together; an estimate, not measured
 TEXTS = 256  # of constant tables whose parsed form is kept; a longer table would only be parsed again
 
 Tables = Mapping[str, Any]  # by the names of tensors: their numbers, in nested lists

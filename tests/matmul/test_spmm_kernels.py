@@ -7,9 +7,11 @@ import torch
 from sparse_inputs import EVERY_KIND, SPARSE_WARNINGS, edges, is_entry, random_dense, random_matrix
 from tolerances import assert_matches
 
-from insum_ops import sddmm, spmm
+from insum_ops import insum, sddmm, spmm
+from insum_ops.formats import GroupCOO
 
 pytestmark = [SPARSE_WARNINGS, pytest.mark.kernels]
+SPMM = "C[m,n] += A[m,k] * B[k,n]"
 KINDS = ["GroupCOO", "ELL", "BlockCOO", "csr int32", "uncoalesced", "edges"]
 
 
@@ -22,6 +24,13 @@ def test_products(kind, reduce):
     if reduce == "mean":
         expected = expected / is_entry(A, kind).sum(1, keepdim=True).clamp(min=1)
     assert_matches(spmm(EVERY_KIND[kind](A), B, reduce), expected)
+
+
+def test_pieces_of_rows_at_other_lengths():
+    for rows in (66, 71):  # one class of shapes, of which none tells how many pieces there are
+        A, B = random_matrix(rows, 40, torch.float32), random_dense(40, 3, dtype=torch.float32)
+        A = torch.where(torch.rand(rows, 1, device=A.device) < 0.1, A, A * (torch.rand_like(A) < 0.05))
+        assert_matches(insum(SPMM, A=GroupCOO.from_dense(A, group_size=1), B=B), A.double() @ B.double())
 
 
 @pytest.mark.parametrize("shape", [(4,), (2, 4, 3)], ids=str)

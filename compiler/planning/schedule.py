@@ -637,24 +637,6 @@ def _tiled(start: Start, tiling: Tiling) -> Schedule:
     return _finish(start, tiles, tiling.steps, tree, form=tiling.form)
 
 
-def _shares_loads(start: Start, strides: Strides, vector: str, name: str) -> tuple[float, ...]:
-    """Return how good a name is whose results lie in one tile of a sum along `vector`; the more, the better.
-
-    First that their factors are loaded for all of them at once, then that they fill a tile, then that what each of
-    them reads follows in memory, so that two share a sector where one ends and the other begins.
-    """
-    loaded = round(math.log(_loaded_elements(start, {vector, name}, strides)), 2)
-    steps = [
-        strides[factor.name][dim]
-        for factor in start.factors
-        if isinstance(factor, Access)
-        for dim, index in enumerate(factor.indices)
-        if str(index) == name
-    ]
-    extent = start.extents[name]
-    return -loaded, min(extent, SHARED_TILE), -min(steps, default=0), extent
-
-
 def _plain_schedule(start: Start, strides: Strides) -> Schedule:
     """Return the schedule without a dot: one axis along memory, one more over results, everything else serial."""
     contiguous = contiguity(start, strides)
@@ -662,10 +644,7 @@ def _plain_schedule(start: Start, strides: Strides) -> Schedule:
     candidates = [name for name in (*start.free, *start.summed) if name not in (row, start.segment)]
     vector = max(candidates, key=lambda name: (contiguous.get(name, 0), start.extents[name]), default=None)
     others = [name for name in start.free if name != vector]
-    if row is None and vector in start.summed and reads_stretches(start):
-        other = max(others, key=lambda name: _shares_loads(start, strides, vector, name), default=None)
-    else:
-        other = row or max(others, key=lambda name: start.extents[name], default=None)
+    other = row or max(others, key=lambda name: start.extents[name], default=None)
     scatter = start.factors[-1] if start.factors else None
     if isinstance(scatter, OneHot) and vector != scatter.name:
         other = scatter.name

@@ -64,12 +64,16 @@ def _two_by_two(bound: Bound, device: Device, uses_tensor_cores: bool) -> Split 
         return None
     itemsize = bound.dtype.itemsize
 
-    def seconds(steps: Sequence[Statement]) -> float:
-        return sum(_seconds(step, extents, device, itemsize, uses_tensor_cores) for step in steps)
+    def seconds(steps: Sequence[Statement], knows_launches: bool = False) -> float:
+        return sum(_seconds(step, extents, device, itemsize, uses_tensor_cores, knows_launches) for step in steps)
 
-    ways = [_contracted(statement, groups, {*taken}, extents, path) for path in _paths(statement, groups, extents)]
-    steps = [*before, *min(ways, key=seconds)]  # of equals the first, which is opt_einsum's
+    ways = (_contracted(statement, groups, {*taken}, extents, path) for path in _paths(statement, groups, extents))
+    first = next(ways)
+    steps = [*before, *first]
     gain = seconds([statement]) / seconds(steps)
+    if gain <= 1:  # which order is the best is for the clock to say, and whether it is faster than the whole
+        steps = [*before, *min([first, *ways], key=lambda way: seconds(way, knows_launches=True))]
+        gain = min(1.0, seconds([statement], knows_launches=True) / seconds(steps, knows_launches=True))
     sizes = tuple(tuple(extents[str(index)] for index in step.output.indices) for step in steps[:-1])
     return Split(tuple(steps), sizes, gain)
 
@@ -235,16 +239,26 @@ def _names(factors: Iterable[Access]) -> set[str]:
 
 
 def _seconds(
-    statement: Statement, extents: Mapping[str, int], device: Device, itemsize: int, uses_tensor_cores: bool
+    statement: Statement,
+    extents: Mapping[str, int],
+    device: Device,
+    itemsize: int,
+    uses_tensor_cores: bool,
+    knows_launches: bool = False,
 ) -> float:
     """Return the least time of one kernel: for its work, or for reading each factor once and writing the output.
 
     A matrix product with too few results for all multiprocessors, each a long sum, takes a second launch: programs
-    share the sum.
+    share the sum. That counts if `knows_launches`.
     """
     products, results = (prod(extents[name] for name in names) for names in (statement.names, statement.free))
     is_matrix_product = has_matrices(statement)
-    is_shared = is_matrix_product and results < TILE * device.multiprocessors and products >= LONG_SUM * results
+    is_shared = (
+        knows_launches
+        and is_matrix_product
+        and results < TILE * device.multiprocessors
+        and products >= LONG_SUM * results
+    )
     rate = (
         device.flops(itemsize)
         if is_matrix_product and uses_tensor_cores

@@ -274,15 +274,6 @@ def test_rows_with_many_entries_take_several_at_once() -> None:
     assert dict(deep.roles) == {"r": "grid", "n": "tile", "p": "segment", "q": "step"}
 
 
-def test_results_of_one_tile_share_their_loads_and_follow_each_other_in_memory() -> None:
-    shared = problem("S[b,i] += Y[b,i,j] * B[b,j]", dict(Y=values(300, 120, 65), B=values(300, 65)))
-    assert scheduled(shared, "store", use_dot=False).names("tile") == ("i",)  # B is loaded once for all of them
-    rows = problem("S[a,b] += X[a,b,c]", dict(X=values(300, 120, 65)))
-    assert scheduled(rows, "store").names("tile") == ("b",)
-    few = problem("S[a,b] += X[a,b,c]", dict(X=values(300, 5, 65)))
-    assert scheduled(few, "store").names("tile") == ("a",)
-
-
 def test_the_axis_along_memory_is_a_tile() -> None:
     rowwise = problem("C[i,j] = A[i,j] * B[i]", {"A": values(40, 50), "B": values(40)})
     assert scheduled(rowwise, "store").axes == ("i", "j")

@@ -19,6 +19,7 @@ from torch.autograd import forward_ad
 __all__ = [
     "HALF",
     "PLAIN",
+    "UNSAFE_IN_GRAPHS",
     "as_autocast",
     "autocast_dtype",
     "current_device",
@@ -60,6 +61,9 @@ __all__ = [
 
 PLAIN = (Tensor, torch.nn.Parameter)
 HALF = (torch.float16, torch.bfloat16)
+# of operators that read sizes from the device, or keep memory of their first call, which mode="reduce-overhead" lends:
+# they run between the CUDA graphs that it makes
+UNSAFE_IN_GRAPHS = tuple([tag for tag in [getattr(torch.Tag, "cudagraph_unsafe", None)] if tag is not None])
 
 is_grad_enabled = torch.is_grad_enabled
 set_grad_enabled = torch._C._set_grad_enabled  # no context, which costs ten times as much

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from ...formats.parts import STACKED, FormatParts, from_parts, memory_of, parts_of, traced_from_parts
-from ...formats.torch_state import PLAIN, is_capturing, is_exporting, is_traced, is_transformed
+from ...formats.torch_state import PLAIN, UNSAFE_IN_GRAPHS, is_capturing, is_exporting, is_traced, is_transformed
 from ..binding import Meta, SparseFormat, bind, recipe_for
 from ..language import parse
 from ..runtime import owned, planned, replayed
@@ -23,7 +23,7 @@ from .functorch_rules import transformed_sparse
 from .gradients import gradient_of, gradients_of, is_read, is_sum, values_gradient
 from .operators import call as call_plain
 from .operators import implement as implement_plain
-from .operators import keeps_its_memory, library, refuse_transforms, replay_first, run_plain, runs_at_once
+from .operators import library, refuse_transforms, replay_first, run_plain, runs_at_once
 from .planned_backward import format_key, gradients_key
 from .run_gradients import implement_gradients
 
@@ -35,12 +35,10 @@ _ARGUMENTS = (
 )
 # Torch keeps compiled graphs on disk, by the operators that a model calls: whoever changes what one of these is
 # differentiated into gives it another name, or graphs of an older version would be found.
-library.define(f"format_value({_ARGUMENTS}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+_TAGS = (torch.Tag.pt2_compliant_tag, *UNSAFE_IN_GRAPHS)
+library.define(f"format_value({_ARGUMENTS}) -> Tensor", tags=_TAGS)
 # of the values and the tensors, those that are wanted: one operator, which may compute them together
-library.define(
-    f"format_gradients({_ARGUMENTS}, Tensor grad_output, bool[] wanted) -> Tensor[]",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
+library.define(f"format_gradients({_ARGUMENTS}, Tensor grad_output, bool[] wanted) -> Tensor[]", tags=_TAGS)
 _value = torch.ops.insum_ops.format_value.default
 _gradients = torch.ops.insum_ops.format_gradients.default
 
@@ -194,7 +192,6 @@ def _is_captured(tensor: Tensor) -> bool:
     return tensor.is_cuda and is_capturing()
 
 
-@keeps_its_memory
 def _run(*arguments: Any) -> Tensor:
     """Compute the value of a call without a plan, of which one may be made."""
     call = _Call(*arguments)
@@ -216,7 +213,6 @@ def _run(*arguments: Any) -> Tensor:
         return owned(planned(form.memory, key, value, tensors, numbers, owned=form.coords))
 
 
-@keeps_its_memory
 def _run_gradients(*arguments: Any) -> list[Tensor]:
     """Compute the gradients of a call without a plan, of which one may be made."""
     *parts, grad_output, wanted = arguments

@@ -10,9 +10,7 @@ Triton operator: AOTInductor sees the emitted kernel in it, and compiles that.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import wraps
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +21,6 @@ from torch.autograd import forward_ad
 from ...formats.facts import Fact
 from ...formats.torch_state import (
     PLAIN,
-    is_capturing,
     is_exporting,
     is_forward_mode,
     is_grad_enabled,
@@ -45,7 +42,6 @@ __all__ = [
     "call_with_winners",
     "differentiate",
     "implement",
-    "keeps_its_memory",
     "library",
     "refuse_transforms",
     "replay_first",
@@ -66,7 +62,6 @@ library.define(
 )
 
 
-Implementation = TypeVar("Implementation", bound=Callable[..., Any])
 Run = Callable[..., Any]  # (expr, names, size, tensors, fact, wants_winners), which the pipeline gives
 _run: Run
 _run_value: Callable[..., Tensor]  # what the operator does below autograd
@@ -109,45 +104,9 @@ def replay_first(operator: Any, replay: Callable[..., Any]) -> None:
     operator._op = call
 
 
-CALLS_UNTIL_A_PLAN = 3  # at most: as it is, then recorded, and over a pattern the first one does not count
-
-
-def keeps_its_memory(run: Implementation) -> Implementation:
-    """Make an operator's implementation one whose caches lie in ordinary memory; a decorator.
-
-    The first call of a graph that `mode="reduce-overhead"` captures gets memory that torch takes back, and it raises if
-    anything was kept there. Only one thread gets it, on a stream of its own: on any but the default stream another
-    thread makes what a pattern and its launch plan keep.
-    """
-
-    @wraps(run)
-    def called(*arguments: Any) -> Any:
-        tensors = [tensor for part in arguments for tensor in (part if isinstance(part, list) else [part])]
-        device = next(tensor.device for tensor in tensors if isinstance(tensor, Tensor))
-        if device.type == "cuda" and not is_capturing():
-            stream = torch.cuda.current_stream(device)
-            if stream != torch.cuda.default_stream(device):
-                _in_a_thread(stream, lambda: [run(*arguments) for _ in range(CALLS_UNTIL_A_PLAN)])
-        return run(*arguments)
-
-    return called  # type: ignore[return-value]
-
-
-def _in_a_thread(stream: torch.cuda.Stream, work: Callable[[], object]) -> None:
-    """Let a thread do some work on a stream, and raise what it raises."""
-
-    def on_stream() -> None:
-        with torch.no_grad(), torch.cuda.stream(stream):
-            work()
-
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(on_stream).result()
-
-
 def implement(run: Run) -> Run:
     """Make `run` the implementation of both operators, and return it; a decorator."""
 
-    @keeps_its_memory
     def value(expr: str, names: str, size: Any, tensors: list[Tensor], fact: str, facts: list[Tensor]) -> Any:
         known = Fact.from_text(fact, facts)
         if facts:  # a plan is for any tensors of one layout, and these are known to hold certain numbers
@@ -156,7 +115,6 @@ def implement(run: Run) -> Run:
         anew = lambda *tensors: run(expr, names, size, list(tensors), known, False)
         return owned(planned(PLAIN_CALLS, key, anew, tensors, lengths, True))
 
-    @keeps_its_memory
     def value_and_winners(expr: str, names: str, size: Any, tensors: list[Tensor], fact: str, facts: Any) -> Any:
         return run(expr, names, size, tensors, Fact.from_text(fact, facts), True)
 

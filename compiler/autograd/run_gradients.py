@@ -18,7 +18,7 @@ from ..runtime import PLAIN_CALLS, owned, planned, replayed
 from .flop_formula import flops
 from .gradients import gradient_of, is_read, joint_gradients
 from .operators import call as call_plain
-from .operators import keeps_its_memory, library, refuse_transforms, replay_first, runs_at_once
+from .operators import library, refuse_transforms, replay_first, runs_at_once
 
 __all__ = ["gradients_one_by_one", "implement_gradients", "traced_gradients"]
 
@@ -70,7 +70,6 @@ def _owned(grads: Sequence[Tensor]) -> list[Tensor]:
     return [grad if grad._base is None else owned(grad) for grad in grads]
 
 
-@keeps_its_memory
 def _run(expr: str, names: str, wanted: str, tensors: list[Tensor]) -> list[Tensor]:
     """Compute the gradients of a call without a plan, of which one may be made."""
 

@@ -10,15 +10,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..torch_state import is_exporting, uncompiled
+from ..torch_state import UNSAFE_IN_GRAPHS, is_exporting, uncompiled
 from .grid import VoxelGrid
 from .kernel_map import map_of, reached_by
 
-__all__ = ["UNSAFE_IN_GRAPHS", "checked", "voxel_library"]
+__all__ = ["checked", "voxel_library"]
 
 voxel_library = torch.library.Library("insum_ops", "FRAGMENT")
-# they read sizes from the device, which a CUDA graph can't
-UNSAFE_IN_GRAPHS = tuple([tag for tag in [getattr(torch.Tag, "cudagraph_unsafe", None)] if tag is not None])
 _TAGS = (torch.Tag.pt2_compliant_tag, *UNSAFE_IN_GRAPHS)
 
 voxel_library.define(

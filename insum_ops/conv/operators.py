@@ -24,9 +24,9 @@ from ..compiler import (
     replay_first,
     runs_at_once,
 )
-from ..formats.torch_state import PLAIN, is_exporting, transforms, uncompiled
+from ..formats.torch_state import PLAIN, UNSAFE_IN_GRAPHS, is_exporting, transforms, uncompiled
 from ..formats.voxels.kernel_map import KernelMap, map_of
-from ..formats.voxels.map_operators import UNSAFE_IN_GRAPHS, voxel_library
+from ..formats.voxels.map_operators import voxel_library
 from ..formats.voxels.map_parts import MapParts, known_map
 from ..lru_cache import LRUCache
 from .forms import STATIONARY

@@ -11,7 +11,7 @@ from statements import IS_THOROUGH
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from insum_ops import nn, sddmm, spmm
+from insum_ops import nn, spmm
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
@@ -35,18 +35,6 @@ class Graph(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.spmm(self.first(x)).relu())
-
-
-class Scores(torch.nn.Module):
-    """Attention's scores along a graph given as a CSR tensor; that of `to_dense` is a gradient torch can't capture."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pattern = (torch.rand(300, 300, device="cuda") < 0.05).float().to_sparse_csr()
-        self.queries, self.keys = torch.nn.Linear(24, 32), torch.nn.Linear(24, 32)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return sddmm(self.pattern, self.queries(x), self.keys(x)).values()
 
 
 class Blocks(torch.nn.Sequential):
@@ -94,7 +82,6 @@ def _random(*shape: int) -> Tensor:
 
 MODELS: dict[str, tuple[Callable[[], torch.nn.Module], Callable[[torch.nn.Module], Inputs]]] = {
     "SpMM": (Graph, lambda model: (_random(300, 24), _random(300, 8))),
-    "sddmm of a CSR tensor": (Scores, lambda model: (_random(300, 24), _random(model.pattern.values().numel()))),
     "BlockSparseLinear": (Blocks, lambda model: (_random(200, 128), _random(200, 64))),
     "convolutions": (
         Voxels,

@@ -450,7 +450,7 @@ def _sddmm(pattern: Any, X: Tensor, Y: Tensor) -> Any:
     listed = listed_matrix(pattern, X, (Y.shape[0], X.shape[0]), "")
     if listed is not None and (X.device, X.shape, listed.shape[1]) == (Y.device, (listed.shape[0], Y.shape[1]), len(Y)):
         V = insum("V[e] += X[AM[e],d] * Y[AK[e],d]", X=X, Y=Y, AM=listed.AM, AK=listed.AK)
-        return V if isinstance(pattern, tuple) else with_entries(pattern.detach(), V)
+        return V if isinstance(pattern, tuple) else with_entries(pattern.detach(), V, listed.AM, listed.AK)
     if isinstance(pattern, Tensor):
         if pattern.layout not in (torch.sparse_coo, torch.strided) and is_traced([X, Y]):
             raise UnsupportedError(

@@ -7,7 +7,7 @@ host waits for the answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,7 @@ __all__ = [
     "with_entries",
 ]
 
+Tensors = tuple[Tensor, ...]
 LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
@@ -99,9 +100,8 @@ class SparseSource:
             is_coalesced = A.layout is not torch.sparse_coo or self.merged is not None or A.is_coalesced()
         if is_constant and is_coalesced and self.shaped is None and may_keep(*indices, entries):
             self.shaped = _shaped_by(_sparse(A, indices, entries.new_zeros(()).expand(entries.shape), is_coalesced))
-        if A.layout is not torch.sparse_coo and wants_gradient([entries]) and not is_transformed():
-            return _Compressed.apply(entries, A, indices, self.arranged)  # type: ignore[no-any-return]
-        return _sparse(A, indices, entries, is_coalesced)
+        coords, block_size = self.arranged.coords.unbind(0), self.arranged.pattern.block_size
+        return _followed(A, indices, entries, is_coalesced, coords, block_size)
 
 
 def _shaped_by(example: Tensor) -> Callable[[Tensor], Tensor | None] | None:
@@ -244,19 +244,28 @@ class _Compressed(torch.autograd.Function):
     """A compressed tensor of its entries, whose gradient reads entries alone: torch's own makes the matrix dense."""
 
     @staticmethod
-    def forward(ctx: Any, entries: Tensor, A: Tensor, indices: tuple[Tensor, ...], arranged: Arranged) -> Tensor:
-        ctx.layout, ctx.indices, ctx.arranged = A.layout, indices, arranged
+    def forward(ctx: Any, entries: Tensor, A: Tensor, indices: Tensors, coords: Tensors, block_size: Any) -> Tensor:
+        ctx.layout, ctx.indices, ctx.coords, ctx.block_size = A.layout, indices, coords, block_size
         return _sparse(A, indices, entries, True)
 
     @staticmethod
     @one_by_one
     def backward(ctx: Any, upstream: Tensor) -> Any:
         if upstream.layout is ctx.layout and all(map(torch.equal, _indices(upstream), ctx.indices)):
-            return upstream.values(), None, None, None  # that of `values()` holds the same index tensors: nothing waits
-        dense, (rows, columns) = upstream.to_dense(), ctx.arranged.coords
-        for at, length in enumerate(ctx.arranged.pattern.block_size or ()):
+            return upstream.values(), *[None] * 4  # that of `values()` holds the same index tensors: nothing waits
+        dense, (rows, columns) = upstream.to_dense(), ctx.coords
+        for at, length in enumerate(ctx.block_size or ()):
             dense = dense.unflatten(2 * at, (-1, length))
-        return (dense if dense.ndim == 2 else dense.transpose(1, 2))[rows, columns], None, None, None
+        return (dense if dense.ndim == 2 else dense.transpose(1, 2))[rows, columns], *[None] * 4
+
+
+def _followed(
+    A: Tensor, indices: Tensors, entries: Tensor, is_coalesced: bool, coords: Tensors, block_size: Sequence[int] | None
+) -> Tensor:
+    """Return a sparse tensor of A's layout, with a gradient of the entries; `coords` are their rows and columns."""
+    if A.layout is not torch.sparse_coo and wants_gradient([entries]) and not is_transformed():
+        return _Compressed.apply(entries, A, indices, coords, block_size)  # type: ignore[no-any-return]
+    return _sparse(A, indices, entries, is_coalesced)
 
 
 class _Entries(torch.autograd.Function):
@@ -273,7 +282,7 @@ class _Entries(torch.autograd.Function):
     @staticmethod
     @one_by_one
     def backward(ctx: Any, upstream: Tensor) -> Any:
-        return with_entries(ctx.pattern, upstream)
+        return _sparse(ctx.pattern, _indices(ctx.pattern), upstream, is_coalesced=True)
 
 
 def entries_of(A: Tensor) -> Tensor:
@@ -281,9 +290,9 @@ def entries_of(A: Tensor) -> Tensor:
     return _Entries.apply(A)  # type: ignore[no-any-return]
 
 
-def with_entries(A: Tensor, entries: Tensor) -> Tensor:
+def with_entries(A: Tensor, entries: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """Return a sparse tensor of A's pattern, which is coalesced or compressed, and layout that holds `entries`."""
-    return _sparse(A, _indices(A), entries, is_coalesced=True)
+    return _followed(A, _indices(A), entries, True, (rows, columns), None)
 
 
 def _entries(A: Tensor, merged: tuple[Tensor, Tensor] | None) -> Tensor:

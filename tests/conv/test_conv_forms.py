@@ -88,10 +88,14 @@ def capture(monkeypatch):
     monkeypatch.setattr(KernelMap, "is_captured", True)
 
 
-def is_bare(found):
-    """Whether nothing of a map was counted or sorted."""
+def made_of(found):
+    """What of a map was counted or sorted."""
     sizes = conv_forms.GROUP_SIZE, conv_forms.TILE_SIZE
-    return not found.is_counted and not any(map(found.has_parts, ("groups", "tiles"), sizes))
+    return found.is_counted, *map(found.has_parts, ("groups", "tiles"), sizes)
+
+
+def is_bare(found):
+    return not any(made_of(found))
 
 
 @pytest.mark.usefixtures("_precision")
@@ -365,11 +369,12 @@ def test_a_call_that_is_captured_goes_on_over_the_table(monkeypatch):
     with torch.no_grad():
         for _ in range(2):
             layer(x)
+        before = made_of(map_of(x))
         with monkeypatch.context() as patch:
             capture(patch)
             y = layer(x)
             assert taken(layer, map_of(x)) is STATIONARY
-            assert is_bare(map_of(x))
+            assert made_of(map_of(x)) == before
         assert_matches(y.features, expected_of(layer, x, y))
         layer(x)
     assert taken(layer, map_of(x)) is TILED

@@ -143,6 +143,7 @@ def test_gradients_of_edges():
     assert gradgradcheck(lambda X, Y: sddmm(graph, X, Y), (X, Y))
 
 
+@pytest.mark.filterwarnings("ignore:sparse_compressed_to_sparse_bs")  # torch's own gradient of `to_dense` on a GPU
 @pytest.mark.parametrize("is_made_dense", [False, True])
 @pytest.mark.parametrize("kind", {**TENSORS, **BLOCKS})
 def test_gradients_flow_through_the_sparse_tensor_that_comes_back(kind, is_made_dense):

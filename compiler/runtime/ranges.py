@@ -79,7 +79,7 @@ def read_ranges(indices: Sequence[Tensor], ordered: Collection[int] = ()) -> lis
 
 def _bounds(indices: Sequence[Tensor], is_ordered: bool) -> list[Tensor]:
     """Return the smallest and the largest value of tensors of one shape, then, if asked, whether each ascends."""
-    table = indices[0].reshape(1, -1) if len(indices) == 1 else torch.stack([*indices]).flatten(1)
+    table = indices[0].reshape(1, -1) if len(indices) == 1 else torch.stack([*indices]).reshape(len(indices), -1)
     bounds = list(table.aminmax(dim=1))
     if is_ordered:
         bounds.append((table[:, 1:] >= table[:, :-1]).all(1))

@@ -32,6 +32,7 @@ def _graph(call, *inputs: Tensor) -> list[str]:
     return names
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "remade", [lambda layer: layer, copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))]
 )

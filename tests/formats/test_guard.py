@@ -134,7 +134,7 @@ def _is_elsewhere(one: object) -> bool:
     return isinstance(one, dict) and "__spec__" in one and str(one["__name__"]).split(".")[0] != "insum_ops"
 
 
-@pytest.mark.sampled(times=2)
+@pytest.mark.sampled
 @pytest.mark.parametrize("watcher", WATCHERS)
 @pytest.mark.parametrize("name", NAMES)
 def test_what_was_watched_first_is_right_afterwards(name, watcher):

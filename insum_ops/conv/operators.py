@@ -39,17 +39,17 @@ PLANS: LRUCache[Any] = LRUCache(4096)  # launch plans of convolutions and their 
 _OVER = "Tensor source, Tensor target, str geometry, SymInt[] sizes, int groups, int side"
 _TAGS = (torch.Tag.pt2_compliant_tag, *UNSAFE_IN_GRAPHS)
 voxel_library.define(
-    f"convolution(Tensor features, Tensor weight, Tensor? bias, {_OVER}, bool is_swapped) -> Tensor", tags=_TAGS
+    f"voxel_convolution(Tensor features, Tensor weight, Tensor? bias, {_OVER}, bool is_swapped) -> Tensor", tags=_TAGS
 )
 # of the features and the weight, those that are wanted: one operator, by one launch plan
 voxel_library.define(
-    f"convolution_gradients(Tensor dOut, Tensor features, Tensor weight, {_OVER}, bool is_swapped, bool[] wanted)"
+    f"voxel_convolution_gradients(Tensor dOut, Tensor features, Tensor weight, {_OVER}, bool is_swapped, bool[] wanted)"
     " -> Tensor[]",
     tags=_TAGS,
 )
 voxel_library.define("same_rows(Tensor indices, Tensor other, str refusal) -> Tensor", tags=_TAGS)
-_convolve = torch.ops.insum_ops.convolution.default
-_gradients = torch.ops.insum_ops.convolution_gradients.default
+_convolve = torch.ops.insum_ops.voxel_convolution.default
+_gradients = torch.ops.insum_ops.voxel_convolution_gradients.default
 
 _value: Callable[..., Tensor]
 _computed_gradients: Callable[..., Sequence[Tensor | None]]
@@ -175,7 +175,7 @@ def _gradients_on(backward: Backward) -> list[Tensor]:
     return _owned(planned(PLANS, plan_key, gradients, tensors, call.sizes, varies=True, owned=None))
 
 
-@torch.library.register_fake("insum_ops::convolution", lib=voxel_library)
+@torch.library.register_fake("insum_ops::voxel_convolution", lib=voxel_library)
 def _fake(features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     *parts, is_swapped = rest
     over = _Over(*parts)
@@ -186,7 +186,7 @@ def _fake(features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> 
     return torch.empty(bound.size, dtype=bound.dtype, device=bound.device).flatten(1)
 
 
-@torch.library.register_fake("insum_ops::convolution_gradients", lib=voxel_library)
+@torch.library.register_fake("insum_ops::voxel_convolution_gradients", lib=voxel_library)
 def _fake_gradients(dOut: Tensor, features: Tensor, weight: Tensor, *rest: Any) -> list[Tensor]:
     wanted = rest[-1]
     learning = [tensor for tensor, is_wanted in zip((features, weight), wanted) if is_wanted]
@@ -291,11 +291,11 @@ def _fake_same(indices: Tensor, other: Tensor, refusal: str) -> Tensor:
 
 
 for _key in ("CPU", "CUDA"):
-    voxel_library.impl("convolution", _run, _key)
-    voxel_library.impl("convolution_gradients", _run_gradients, _key)
+    voxel_library.impl("voxel_convolution", _run, _key)
+    voxel_library.impl("voxel_convolution_gradients", _run_gradients, _key)
     voxel_library.impl("same_rows", uncompiled(_same), _key)
-voxel_library.impl("convolution", _differentiable, "Autograd")
-voxel_library.impl("convolution_gradients", _differentiable_gradients, "Autograd")
+voxel_library.impl("voxel_convolution", _differentiable, "Autograd")
+voxel_library.impl("voxel_convolution_gradients", _differentiable_gradients, "Autograd")
 replay_first(_convolve, _replayed)
 replay_first(_gradients, _replayed_gradients)
 

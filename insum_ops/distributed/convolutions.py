@@ -41,7 +41,7 @@ CHANNELS_OF_GRADIENT: Dims = ((0, 0), (2, -1))
 
 
 def _convolve(cls: Any, func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> DTensor:
-    """Evaluate `insum_ops::convolution` over DTensors; plain tensors are whole on each rank."""
+    """Evaluate `insum_ops::voxel_convolution` over DTensors; plain tensors are whole on each rank."""
     features, weight, bias, source, target, geometry, sizes, groups, side, is_swapped = args
     operands = {"features": features, "weight": weight, **({} if bias is None else {"bias": bias})}
     mesh = _agreed(operands, source, target, f"{geometry} on {list(sizes)} in {groups} groups")
@@ -61,12 +61,12 @@ def _convolve(cls: Any, func: Any, types: Any, args: Sequence[Any], kwargs: Mapp
 def _gradients(
     cls: Any, func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
 ) -> list[Tensor]:
-    """Evaluate `insum_ops::convolution_gradients` over DTensors: each gradient is placed by its own statement."""
+    """Evaluate `insum_ops::voxel_convolution_gradients` over DTensors: each gradient is placed by its own statement."""
     dOut, features, weight, source, target, geometry, sizes, groups, side, is_swapped, wanted = args
     grads, over = list[Tensor](), (source, target, geometry, sizes, groups)
     if wanted[0]:
         inverse = dOut, weight, None, *over, 1 - side, not is_swapped
-        grads.append(_convolve(cls, torch.ops.insum_ops.convolution.default, types, inverse).to(features.dtype))
+        grads.append(_convolve(cls, torch.ops.insum_ops.voxel_convolution.default, types, inverse).to(features.dtype))
     if wanted[1] and is_swapped:  # the features have the weight's output channels
         grads.append(_weight_gradient(func, dOut, features, weight, *over, 1 - side))
     elif wanted[1]:
@@ -175,5 +175,5 @@ def _placed(value: Tensor, mesh: DeviceMesh, splits: Sequence[Split], shape: tup
     return DTensor.from_local(value, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
 
 
-torch.library.register_torch_dispatch("insum_ops::convolution", DTensor, _convolve)
-torch.library.register_torch_dispatch("insum_ops::convolution_gradients", DTensor, _gradients)
+torch.library.register_torch_dispatch("insum_ops::voxel_convolution", DTensor, _convolve)
+torch.library.register_torch_dispatch("insum_ops::voxel_convolution_gradients", DTensor, _gradients)

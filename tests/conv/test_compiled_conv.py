@@ -290,11 +290,11 @@ def test_torch_finds_nothing_wrong_with_the_operators():
     operators, over = torch.ops.insum_ops, (indices, indices, "subm;3;1;1;1", [BATCH, *SHAPE, *SHAPE])
     features, weight = torch.randn(5, 4, requires_grad=True), torch.randn(6, 3, 4, requires_grad=True)
     bias = torch.randn(6, requires_grad=True)
-    torch.library.opcheck(operators.convolution.default, (features, weight, bias, *over, 1, 0, False))
+    torch.library.opcheck(operators.voxel_convolution.default, (features, weight, bias, *over, 1, 0, False))
     upstream = torch.randn(5, 6)
     for wanted in ([True, True], [False, True], [True, False]):
         gradients = (upstream, features, weight, *over, 1, 0, False, wanted)
-        torch.library.opcheck(operators.convolution_gradients.default, gradients)
+        torch.library.opcheck(operators.voxel_convolution_gradients.default, gradients)
     torch.library.opcheck(operators.neighbours.default, (*over, 0))
     torch.library.opcheck(operators.checked_voxels.default, (indices, [BATCH, *SHAPE]))
     torch.library.opcheck(operators.same_rows.default, (indices, indices.clone(), "they differ"))
@@ -306,7 +306,7 @@ def test_flops_of_the_operators_are_counted():
     x, weight = cloud(), torch.randn(5, 3, 4, dtype=torch.float64, requires_grad=True)
     over = (x.indices, x.indices, "subm;3;1;1;1", [BATCH, *SHAPE, *SHAPE], 1, 0)
     with FlopCounterMode(display=False) as counter:
-        torch.ops.insum_ops.convolution(x.features, weight, None, *over, False).sum().backward()
+        torch.ops.insum_ops.voxel_convolution(x.features, weight, None, *over, False).sum().backward()
     assert counter.get_total_flops() == 3 * 2 * 18 * 3 * 4 * 5  # of the value and of two gradients
 
 

@@ -367,7 +367,7 @@ class Calls:
             wide = {n: of(t.detach().double()) if t.is_floating_point() else t for n, t in self.tensors.items()}
             leaves = [wide[name].clone().requires_grad_() for name in names]
             wide |= dict(zip(names, leaves))
-            scaled = expr if of is not torch.abs else expr.replace("-1.25", "1.25").replace("-3", "3")
+            scaled = expr.replace("-1.25", "1.25").replace("-3", "3") if parts else expr  # magnitudes, and their number
             is_given = self.statement.output.name in wide
             value = statement_in_torch(scaled, wide, None if is_given else self.size)
             made: list[Any] = [None] * len(leaves)
@@ -412,7 +412,7 @@ def _extreme(expr: str, tensors: Mapping[str, Tensor], size: tuple[int, ...]) ->
     sign = 1.0 if sentence.reduction == "max" else -1.0
     names = list(dict.fromkeys(_index_names(sentence.output, sentence.factors)))
     left = ",".join(names)
-    inner = expr[expr.index("(") + 1 : expr.rindex(")")]
+    inner = expr[expr.index("(", expr.index("=")) + 1 : expr.rindex(")")]  # not that of an output without indices
     wide = {n: t.double() if t.is_floating_point() else t for n, t in tensors.items()}
     ones = {n: torch.ones_like(t) if t.is_floating_point() else t for n, t in wide.items()}
     text, extents = f"Every_[{left}] = {inner}", {}

@@ -20,7 +20,7 @@ from ..binding import Bound, bucket
 from ..codegen import Config
 from ..language import Access, Var
 from ..planning import VECTOR_BYTES, Device, Schedule, Strides, number_at
-from .footprint import accumulators, shared_bytes
+from .footprint import accumulators, computed_operands, shared_bytes
 from .streams import stream_seconds
 
 __all__ = ["NEAR", "Cost", "JointCost", "floor_milliseconds", "predicted_milliseconds"]
@@ -330,6 +330,8 @@ class Cost:
                 elements = prod(self.blocks.get(name, 1) for name in factor.names) / threads
                 is_whole = self.is_aligned(factor)
                 total += elements * LOADED[self.kind] * (VECTORS if is_whole else 1)
+        for node in computed_operands(schedule):
+            total += prod(self.blocks[axis] for axis in node.axes) / threads
         return total > MOST_REGISTERS
 
     def is_aligned(self, access: Access) -> bool:

@@ -15,9 +15,9 @@ import torch
 
 from ..codegen import Config
 from ..language import Access
-from ..planning import Device, Leaf, Schedule, dots, is_varying, leaves
+from ..planning import Device, Leaf, Node, Schedule, dots, is_varying, leaves
 
-__all__ = ["accumulators", "fitted", "shared_bytes"]
+__all__ = ["accumulators", "computed_operands", "fitted", "shared_bytes"]
 
 READS_SHARED = ("wgmma", "tcgen05")  # instructions whose operands lie in shared memory
 SPARE = 2048  # bytes: barriers, and what reductions exchange
@@ -49,6 +49,11 @@ def accumulators(config: Config, schedule: Schedule, device: Device) -> float:
     blocks, words = dict(config.blocks), schedule.bound.compute_dtype.itemsize / 4
     elements = prod(blocks[name] for name in schedule.names("tile"))
     return words * elements / (config.num_warps * device.warp_width)
+
+
+def computed_operands(schedule: Schedule) -> list[Node]:
+    """Return the operands of dots that are products themselves: they are made in registers."""
+    return [node for dot in dots(schedule.tree) for node in (dot.left, dot.right) if not isinstance(node, Leaf)]
 
 
 def shared_bytes(schedule: Schedule, config: Config, device: Device, precision: str = "tf32") -> int:
@@ -83,8 +88,7 @@ def _shared_range(schedule: Schedule, config: Config, device: Device, precision:
     ahead = max(config.num_stages - 1, 0) // (1 + levels) if loop else 0
     is_exact = bound.dtype == torch.float32 and precision == "ieee"  # by multiply-adds
     buffers = max(ahead + (not is_exact and device.tensor_core(bound.dtype) in READS_SHARED), 1)
-    computed = [node for dot in dots(schedule.tree) for node in (dot.left, dot.right) if not isinstance(node, Leaf)]
-    products = sum(prod(blocks[axis] for axis in node.axes) * width for node in computed)
+    products = sum(prod(blocks[axis] for axis in node.axes) * width for node in computed_operands(schedule))
     result = prod(blocks[name] for name in schedule.names("tile")) * schedule.sum_dtype(None).itemsize
     operands = buffers * tiles + products + ahead * positions
     # a program of several rows stores one while the operands of the next are in flight

@@ -2,7 +2,8 @@
 
 Candidates are built in batches, those first for which the cost model predicts the least. The search ends where what was
 found is near the floor of the statement, or where none of the rest is predicted to be faster: a prediction counts as
-many times as the luckiest of those that were measured, so that a model that is wrong about a statement ends nothing.
+many times as the luckiest of those that were measured, so that a model that is wrong about a statement ends nothing;
+and as many as make a first batch are measured, however many can't run.
 """
 
 from __future__ import annotations
@@ -93,11 +94,12 @@ def next_batch(
     """
     known = {at: ms for at, ms in times.items() if ms is not None}
     rest = [at for at in order if at not in times]
+    near = FAR * min([predicted[at] for at in order if at in known or at in rest], default=0.0)
+    more = [at for at in rest if predicted[at] <= near][: max(0, FIRST - len(known))]
     if not known:
-        near = FAR * min([predicted[at] for at in rest], default=0.0)
-        return [at for at in rest[:FIRST] if predicted[at] <= near]
+        return more
     best = min([*known.values(), *([goal] if goal else [])])
     most = FEW_CORES_BUILD if _cores() < BUILDERS else len(order)
     luck = min(ms / predicted[at] for at, ms in known.items())
     hopeful = [at for at in rest if predicted[at] * luck < best]
-    return [] if best <= enough else hopeful[: max(0, min(BUILDERS, most - len(times)))]
+    return [] if best <= enough else (hopeful or more)[: max(0, min(BUILDERS, most - len(times)))]

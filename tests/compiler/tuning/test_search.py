@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -69,12 +71,45 @@ def test_it_goes_on_while_a_prediction_with_the_best_luck_so_far_would_win():
     first = found.batch({})
     as_predicted = {at: 100 * found.predicted[at] for at in first}
     assert found.batch(as_predicted) == []
-    lucky = {**as_predicted, first[-1]: as_predicted[first[-1]] / 50, first[0]: None}
-    best = min(ms for ms in lucky.values() if ms is not None)
+    lucky = {**as_predicted, first[-1]: as_predicted[first[-1]] / 50}
+    best = min(lucky.values())
     luck = best / found.predicted[first[-1]]
     following = found.batch(lucky)
     assert all(found.predicted[at] * luck < best for at in following)
     assert found.batch(dict.fromkeys(first)) != []  # none of them could be built
+
+
+@pytest.mark.usefixtures("six_at_first")
+def test_as_many_are_timed_as_make_a_first_batch_where_some_cannot_run():
+    found = search_of(product_of(1001, 803, 907))
+    first = found.batch({})
+    times = {at: None if place else 100 * found.predicted[at] for place, at in enumerate(first)}
+    more = found.batch(times)
+    assert len(more) == 5
+    times |= {at: 100 * found.predicted[at] for at in more}
+    assert found.batch(times) == []
+
+
+EXPERTS = "Y[TOK[p,q],m] += GATE[p,q] * X[TOK[p,q],c] * W[EXP[p],c,m]"
+# As compiled for sm_90 with a tile of 128 by 128 sums: four warps spill with 64 summands of a step, not with 32.
+SPILLS = {(4, 64): True, (4, 32): False, (8, 64): False}
+
+
+def test_an_operand_that_is_a_product_takes_registers_too():
+    tensors = {
+        "GATE": torch.empty(132, 128, dtype=torch.bfloat16, device="meta"),
+        "X": torch.empty(8192, 1024, dtype=torch.bfloat16, device="meta"),
+        "W": torch.empty(8, 1024, 4096, dtype=torch.bfloat16, device="meta"),
+        "TOK": torch.empty(132, 128, dtype=torch.int64, device="meta"),
+        "EXP": torch.empty(132, dtype=torch.int64, device="meta"),
+    }
+    problem = problem_for(bind(parse(EXPERTS), tensors, (8192, 4096)), tensors, None, frozenset())
+    ways = candidates(problem)
+    (schedule, config) = next((way.schedule, way.config) for way in ways if way.schedule.uses_dot)
+    for (warps, depth), is_spilled in SPILLS.items():
+        own = replace(config, blocks=(("q", 128), ("m", 128), ("c", depth)), num_warps=warps, num_stages=3)
+        cost = Cost(schedule, own, problem.strides, H200, problem.flags.precision, schedule.extents)
+        assert cost.spills == is_spilled
 
 
 def test_all_are_timed_on_request_and_where_the_lengths_of_rows_decide(monkeypatch):

@@ -155,6 +155,7 @@ def test_a_captured_step_trains_as_ordinary_ones(name, optimizer, is_tuned, monk
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")  # torch.compile's advice, once a process
 @pytest.mark.skipif(not IS_THOROUGH, reason="half a minute")
 @pytest.mark.parametrize("name", [name for name in MODELS if "CSR" not in name])  # torch.compile takes no CSR tensor
 def test_steps_compiled_into_cuda_graphs_train_as_ordinary_ones(name, monkeypatch):
@@ -180,6 +181,7 @@ def test_steps_compiled_into_cuda_graphs_train_as_ordinary_ones(name, monkeypatc
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")  # torch.compile's advice, once a process
 @pytest.mark.skipif(not IS_THOROUGH, reason="compiles for some seconds")
 def test_coordinates_outside_a_module_may_change_between_replays_of_a_compiled_step():
     run = torch.compile(lambda x, weight, edges: spmm((edges, weight, (30, 20)), x), mode="reduce-overhead")

@@ -110,7 +110,11 @@ def store_rows(scope: Scope, rows: Sequence[Row], totals: Sequence[str] | None, 
 
 
 def _may_interleave(spec: KernelSpec, axes: Axes) -> bool:
-    """Whether rows may be written several at a time: by a table, in one dimension of their own, to unit strides."""
+    """Whether rows may be written several at a time: by a table, in one dimension of their own, to unit strides.
+
+    Threads have whole sums of them then. What a tile sums up together would be exchanged once more: a fully connected
+    product of 32 channels up to lmax 3 took an H200 0.347 ms so, and 0.323 row by row (10,000 samples).
+    """
     schedule, strides = spec.schedule, spec.strides[""]
     last = schedule.output.indices[-1]
     return (
@@ -119,7 +123,7 @@ def _may_interleave(spec: KernelSpec, axes: Axes) -> bool:
         and last.name in schedule.tables
         and len(schedule.output.indirections) == 1
         and strides[-1] == 1
-        and len(axes) == len(spec.kept(spec.axes)) == 1
+        and len(axes) == len(spec.axes) == 1
         and not spec.bound.is_seeded
     )
 

@@ -1,9 +1,10 @@
 """Which candidates are built and timed, and when it is enough: most of tuning's time goes into building kernels.
 
 Candidates are built in batches, those first for which the cost model predicts the least. The search ends where what was
-found is near the floor of the statement, or where none of the rest is predicted to be faster: a prediction counts as
-many times as the luckiest of those that were measured, so that a model that is wrong about a statement ends nothing;
-and as many as make a first batch are measured, however many can't run.
+found is near the floor of the statement, or where none of the rest is likely to be faster: a prediction counts as many
+times as the luckiest of those that were measured, or fewer where they differ much from their predictions, so that a
+model that is wrong about a statement ends nothing; and as many as make a first batch are measured, however many can't
+run.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from math import exp, log
+from statistics import fmean, pstdev
 
 from ...formats.facts import ConstantTables
 from ...formats.torch_state import uses_tensor_cores
@@ -28,6 +31,7 @@ FIRST = 6
 # Times the least prediction, from which on a candidate waits until another was measured: loops that read constant
 # tables are predicted to take 4 to 40 times as long as code that holds them.
 FAR = 4.0
+DEVIATIONS = 2.5  # from the mean of the others, of a candidate that is lucky: one in a hundred
 FEW_CORES_BUILD = 8  # kernels at most on a machine of fewer cores than builders
 
 
@@ -100,6 +104,16 @@ def next_batch(
         return more
     best = min([*known.values(), *([goal] if goal else [])])
     most = FEW_CORES_BUILD if _cores() < BUILDERS else len(order)
-    luck = min(ms / predicted[at] for at, ms in known.items())
+    luck = _luck([ms / predicted[at] for at, ms in known.items()])
     hopeful = [at for at in rest if predicted[at] * luck < best]
     return [] if best <= enough else (hopeful or more)[: max(0, min(BUILDERS, most - len(times)))]
+
+
+def _luck(ratios: Sequence[float]) -> float:
+    """Return how many times its prediction a candidate may take with luck, by what others took times theirs.
+
+    A mixture of experts took 2 to 8 times as long as predicted with the first six tiles and as long as predicted with
+    the 16th, which was the fastest (bench/cases/test_one_liners.py, one H200).
+    """
+    logs = [log(ratio) for ratio in ratios]
+    return min(min(ratios), exp(fmean(logs) - DEVIATIONS * pstdev(logs)))

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.skipif(
     IS_INTERPRETED, reason="a process that interprets kernels can't compile them: run `make test-cross`"
 )
 
-KERNELS = 50 if IS_THOROUGH else 30
+KERNELS = 50 if IS_THOROUGH else 18
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2] if IS_THOROUGH else [0])

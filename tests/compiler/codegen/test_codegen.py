@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,7 @@ from insum_ops import close_names, identity_cache, lru_cache
 from insum_ops.compiler.codegen import Config, Flags, Kernel, emit
 from insum_ops.compiler.planning.schedule import schedules
 from insum_ops.compiler.tuning import problem as problem_module
-from insum_ops.compiler.tuning.problem import Problem, candidates
+from insum_ops.compiler.tuning.problem import Candidate, Problem, candidates
 from insum_ops.compiler.tuning.tuning_file import clear_cache
 from insum_ops.formats.facts import OwnedRows
 
@@ -51,6 +51,11 @@ def first(own: Problem) -> str:
 
 def every(own: Problem) -> list[str]:
     return [own.launcher(candidate).kernel.source for candidate in candidates(own)]
+
+
+def of_every_kind(own: Problem) -> Iterable[Candidate]:
+    """Candidates whose kernels differ in more than sizes."""
+    return {(id(way.schedule), way.config.kind): way for way in own.tried}.values()
 
 
 def spmm(nnz: int = 3000, rows: int = 2000, wide: int = 128, flags: Flags = NO_PADDING, **options: Any) -> Problem:
@@ -222,10 +227,9 @@ def test_tensors_and_indices_may_bear_the_names_of_the_kernel(name: str) -> None
         elif f"{name}[p] *" in expr:
             shapes[name] = shapes.pop("V")
         for flags in (Flags(), Flags(wants_winners=True)) if "max" in expr else (Flags(),):
-            for source in every(
-                problem(expr, shapes, (30, 40), fact=OwnedRows("E") if "max" in expr else None, flags=flags)
-            ):
-                assert_no_clash(source)
+            own = problem(expr, shapes, (30, 40), fact=OwnedRows("E") if "max" in expr else None, flags=flags)
+            for way in of_every_kind(own):
+                assert_no_clash(own.launcher(way).kernel.source)
 
 
 @pytest.mark.parametrize(
@@ -442,8 +446,7 @@ def test_a_generator_version_knows_of_every_function_that_emits() -> None:
         problem_module.emitted_version()
     with called_functions() as needed:
         for own in problems:
-            # sizes apart, which decide no line
-            for way in {(id(way.schedule), way.config.kind): way for way in own.tried}.values():
+            for way in of_every_kind(own):
                 emit(way.schedule, own.strides, way.config, own.flags)
     assert len(needed) > 100
     assert needed <= known

@@ -137,7 +137,7 @@ def sdist(sources, tmp_path_factory) -> Path:
     copy, built = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("sdist")
     for path in sources:
         (copy / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / path, copy / path)
+        shutil.copy(ROOT / path, copy / path)
     build = f"from setuptools import build_meta; print(build_meta.build_sdist({str(built)!r}))"
     subprocess.run([sys.executable, "-W", "ignore", "-c", build], cwd=copy, check=True, capture_output=True)
     (path,) = built.iterdir()
@@ -159,12 +159,10 @@ def test_tests_pass_in_an_unpacked_sdist(sdist):
     `make test-sdist` runs all.
     """
     parts = ["tests/test_lru_cache.py", "tests/test_pickled.py", "tests/test_support.py"]
-    for name in (*PACKAGES.values(), "tests"):  # bytecode of files that are the same, times and all
-        for folder in (ROOT / name).rglob("__pycache__"):
-            shutil.copytree(folder, sdist / folder.relative_to(ROOT))
     others = [entry for entry in sys.path if entry and ROOT not in (Path(entry), Path(entry).parent)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(sdist), *others]), "TRITON_INTERPRET": "0"}
     command = [sys.executable, "-S", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *parts]
+    command += ["-k", "not exported"]  # which imports all of torch
     answer = subprocess.run(command, cwd=sdist, env=environment, capture_output=True, text=True)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert " passed" in answer.stdout

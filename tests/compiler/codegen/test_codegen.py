@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -423,20 +423,16 @@ def test_float64_is_summed_in_float64() -> None:
 
 
 @contextmanager
-def called_functions() -> Iterator[set[str]]:
-    """The compiler's own functions that are called meanwhile."""
-    found: set[str] = set()
+def called_functions() -> Iterator[set[CodeType]]:
+    """The compiler's own functions that are called meanwhile, once it is over."""
+    found: set[CodeType] = set()
     folder = os.path.join(Path(problem_module.__file__).parents[1], "")
-
-    def note(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(folder):
-            found.add(f"{os.path.relpath(frame.f_code.co_filename, folder)} {frame.f_code.co_name}")
-
-    sys.setprofile(note)
+    sys.setprofile(lambda frame, event, _: found.add(frame.f_code))
     try:
         yield found
     finally:
         sys.setprofile(None)
+        found -= {code for code in found if not code.co_filename.startswith(folder)}
 
 
 def test_a_generator_version_knows_of_every_function_that_emits() -> None:

@@ -28,7 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
-        return _run(options)
+        status = _run(options)
+        sys.stdout.flush()  # a reader that has left is noticed here, and not when Python ends
+        return status
     except (CommandError, FormatError, InsumError) as error:
         print(f"{options.parser.prog}: error: {error}", file=sys.stderr)
         return MISUSED

@@ -45,6 +45,9 @@ elif DEVICE == "cpu":
     os.environ.setdefault("INSUM_TUNE", "off")  # results that depend on a clock are for those who ask for them
 
 
+gc.disable()  # until `pytest_collection_finish`
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """numpy warns of the NaN and Inf that interpreted kernels compute with on purpose; a GPU does not.
 
@@ -118,6 +121,7 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(20_000, 20, 50)
 
 

@@ -45,14 +45,15 @@ from mutmut.mutation.mutators import mutation_operators
 ROOT = Path(__file__).parent.parent
 REASONS = ROOT / "tests" / "mutants.md"
 LEAST = 85  # percent
+SCHEDULES = ("schedule", "strategies", "shared_sums", "dots", "neighbours", "unrolled_tables")
 TESTS = {  # the stage's own, then those of what reads its results
     "compiler/language/parse.py": ("parse", "ir"),
     "compiler/binding/rewrite.py": ("rewrite", "formats"),
     "compiler/language/differentiate.py": ("differentiate", "rewrite", "batch"),
-    "compiler/binding/bind.py": ("bind", "schedule"),
+    "compiler/binding/bind.py": ("bind", *SCHEDULES),
     "compiler/binding/bind_errors.py": ("bind",),
-    "compiler/planning/scatter.py": ("scatter", "schedule", "codegen", "space"),
-    "compiler/planning/schedule.py": ("schedule", "codegen", "space", "unroll"),
+    "compiler/planning/scatter.py": ("scatter", *SCHEDULES, "codegen", "space"),
+    "compiler/planning/schedule.py": (*SCHEDULES, "codegen", "space", "unroll"),
 }
 REWRITTEN = "ignore::pytest.PytestAssertRewriteWarning"  # hypothesis, which is imported before the forks
 QUIET = ("-qx", "--tb=no", "--no-header", "-pno:cacheprovider", "-pno:xdist", "-W", REWRITTEN)

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(
     IS_INTERPRETED, reason="Triton's interpreter patches triton.language for all threads while a kernel runs"
 )
 
-SOME = [*ENTRY_POINTS][:: 1 if IS_THOROUGH else 3]
+SOME = [*ENTRY_POINTS][:: 1 if IS_THOROUGH else 5]
 
 
 @contextmanager

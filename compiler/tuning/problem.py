@@ -199,6 +199,7 @@ class Candidate:
             "strategy": self.schedule.strategy,
             "dot": self.schedule.uses_dot,
             "unrolled": bool(self.schedule.tables),
+            "form": self.schedule.form,
             **{f"block_{name}": block for name, block in config.blocks},
             "num_warps": config.num_warps,
             "num_stages": config.num_stages,
@@ -218,7 +219,7 @@ class Candidate:
         schedule = self.schedule
         product = "dot" if schedule.uses_dot else "fma" if schedule.is_sum else schedule.reduction
         product = "unrolled" if schedule.tables else product
-        return f"{schedule.strategy} {product} {self.config}"
+        return " ".join(filter(None, [schedule.strategy, product, schedule.form, str(self.config)]))
 
 
 def candidates(problem: Problem, full: bool = False) -> tuple[Candidate, ...]:

@@ -50,11 +50,9 @@ def test_the_fx_route_works_in_a_process_of_its_own():
 
 
 def test_a_crash_is_reported_by_its_last_line():
-    assert doctor_module._try("cpu", {"INSUM_CACHE_DIR": "", "PYTHONSTARTUP": "", "PYTHONHOME": "nowhere"}).startswith(
-        "fails: "
-    )
-    state = doctor_module._try("nowhere", {})
-    assert state.endswith("error: argument --probe: 'nowhere' is no device; name cpu, cuda or cuda:1")
+    state = doctor_module._try("cpu", {"INSUM_CACHE_DIR": "", "PYTHONSTARTUP": "", "PYTHONHOME": "nowhere"})
+    assert state.startswith("fails: ")
+    assert "\n" not in state
 
 
 @pytest.mark.parametrize(

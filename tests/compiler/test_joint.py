@@ -140,6 +140,7 @@ def check(case: Case, operands: dict[str, Tensor], learning: tuple[str, ...] | N
         assert_matches(one, reference)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_together_equal_those_of_float64(together, name, dtype):

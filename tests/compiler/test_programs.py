@@ -131,6 +131,7 @@ def drawn_case(name: str, dtype: torch.dtype, index_dtype: torch.dtype) -> tuple
     return expr, {**tensors, **indexes}, size
 
 
+@pytest.mark.sampled("name", "chosen")
 @pytest.mark.parametrize("chosen", [torch_gradients.BY_TORCH, torch_gradients.AS_STATEMENTS])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
 @pytest.mark.parametrize("name", STATEMENTS)

@@ -300,7 +300,7 @@ def taken(layer, found, is_swapped=False):
 @pytest.mark.parametrize(
     ("make", "options"),
     [
-        pytest.param(submanifold, {}, id="submanifold"),
+        pytest.param(submanifold, {}, id="submanifold", marks=by_host),
         pytest.param(submanifold, dict(groups=2), id="groups", marks=by_host),
         pytest.param(submanifold, dict(groups=4), id="depthwise", marks=by_host),
         pytest.param(strided, {}, id="strided"),

@@ -285,10 +285,10 @@ def cases() -> Iterator[Case]:
 
 
 def some_of(every: Sequence[Case]) -> list[Case]:
-    """Every statement, and every dtype and precision, at least once; all cases where tests are thorough."""
+    """Every statement, and every dtype and precision, at one size; all cases where tests are thorough."""
     if IS_THOROUGH:
         return list(every)
-    statements = {(case.name, case.wants_winners): case for case in every}
+    statements = {(case.expr, case.wants_winners): case for case in every}
     numbers = {(case.dtype, case.precision, case.sum_dtype): case for case in every}
     return [case for case in every if case in statements.values() or case in numbers.values()]
 
@@ -331,7 +331,7 @@ def test_every_gpu_runs_the_first_configs(case, sm, build):
         check(case, sm, 2 if IS_THOROUGH and sm == 90 else 1, build)
 
 
-@pytest.mark.parametrize("case", [neighbour_gradient(), neighbour_gradient(64), grouped_gradient(HALF)], ids=str)
+@pytest.mark.parametrize("case", [neighbour_gradient(), grouped_gradient(HALF)], ids=str)
 def test_neighbours_in_one_tile_are_loaded_16_bytes_at_a_time(case, build):
     """The compiler sees that a position is the same for all columns of a block, and that these lie side by side."""
     problem = case.problem
@@ -345,7 +345,7 @@ def test_neighbours_in_one_tile_are_loaded_16_bytes_at_a_time(case, build):
         assert "HGMMA" in sass
 
 
-@pytest.mark.parametrize("case", [rows_together(False), rows_in_turn(False), rows_in_turn(True)], ids=str)
+@pytest.mark.parametrize("case", [rows_together(False), rows_in_turn(True)], ids=str)
 def test_loads_of_the_next_row_are_on_their_way_while_one_is_stored(case, build):
     """One loop for all rows of a program, whose dots wait for all others only where a row ends."""
     problem = case.problem
@@ -378,16 +378,15 @@ def test_tiles_of_outputs_are_summed_in_registers_and_stored(channels, sm, build
     problem = tiled_convolution(channels).problem
     ways = candidates(problem)
     assert {way.schedule.strategy for way in ways} == {"owner"}
-    for way in ways[:2]:
+    for way in ways[: 2 if IS_THOROUGH else 1]:
         kernel = build(problem, way, sm)
         assert kernel.tensor_core_ops > 0, str(way)
         assert kernel.stack == kernel.spills == 0, f"{way}: {kernel}"
         assert not re.search(r"\b(?:ATOM|ATOMG|RED|REDG)\b", kernel.sass)
 
 
-@pytest.mark.parametrize("case", [rows_together(False), rows_together(True)], ids=str)
-def test_blackwell_sums_up_what_may_be_no_number(case, build):
-    problem = case.problem
+def test_blackwell_sums_up_what_may_be_no_number(build):
+    problem = rows_together(True).problem
     way = candidates(problem)[-1]
     assert "if total" in problem.launcher(way).kernel.source
     assert build(problem, way, 100).tensor_core_ops > 0

@@ -10,14 +10,14 @@ pytestmark = pytest.mark.skipif(
     IS_INTERPRETED, reason="a process that interprets kernels can't compile them: run `make test-cross`"
 )
 
-KERNELS = 50 if IS_THOROUGH else 30
+KERNELS = 50 if IS_THOROUGH else 16
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2] if IS_THOROUGH else [0])
 def test_kernels_of_random_statements_are_built(seed):
     """A worker that dies, at the first of them, is a finding, and another goes on."""
     bad = Sample("C[i] = A[", {"A": Tensor((64,), (1,), "float32")}, (64,))
-    report = run([Job(-1, bad, 90, 1, False), *jobs(seed, kernels=KERNELS, most=2)], workers=1)
+    report = run([Job(-1, bad, 90, 1, False), *jobs(seed, kernels=KERNELS, most=2 if IS_THOROUGH else 1)], workers=1)
     (finding,) = report.dead
     assert finding.startswith("died with status 1 on sm_90: before the first candidate of C[i] = A[\n")
     assert "ParseError" in finding

@@ -126,6 +126,7 @@ def test_edges(made):
         assert made == ["Z", "X", "Y", "W"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("irreps", [UVU, UUU], ids=["uvu", "uuu"])
 @pytest.mark.parametrize("config", [0, 2, -1])
 @pytest.mark.skipif(not has_kernels(torch.device(DEVICE)), reason="no kernels here")

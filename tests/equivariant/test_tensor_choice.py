@@ -88,6 +88,7 @@ def test_either_way_to_weights_of_each_sample_is_right(contests, way, learns):
     assert sum(contests.winner in names for _, names in contests) == (4 if any(learns) else 1)
 
 
+@pytest.mark.sampled
 @pytest.mark.every_route
 @pytest.mark.usefixtures("everywhere")
 @pytest.mark.parametrize("learns", [(False, False, False), (True, False, True), (True, True, True)], ids=str)

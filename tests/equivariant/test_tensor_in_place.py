@@ -67,7 +67,7 @@ def test_tensors_may_be_parts_of_one():
 @pytest.mark.every_route
 def test_another_number_of_rows():
     ours = CASES["each"].built()
-    for rows in (1, 3, 0, 2, 3):
+    for rows in (3, 0, 2) if IS_INTERPRETED else (1, 3, 0, 2, 3):
         leaves = learning(operands(CASES["each"], ours, rows)[0], (True, True, True))
         z, expected = ours(*leaves), composed(ours, *leaves)
         assert_matches(z, expected)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -257,24 +255,6 @@ def test_the_old_name_of_a_normalisation():
         ours = TensorProduct(*IRREPS, [(0, 0, 0, "uvw", True)], normalization="norm")
     assert (
         ours.instructions == TensorProduct(*IRREPS, [(0, 0, 0, "uvw", True)], irrep_normalization="norm").instructions
-    )
-
-
-def test_without_e3nn_the_package_imports_and_says_what_is_missing():
-    script = """
-import sys
-sys.modules["e3nn"] = None  # importing it raises ModuleNotFoundError
-from insum_ops.formats import GroupCOO  # noqa: E402
-from insum_ops.nn import FullyConnectedTensorProduct
-try:
-    FullyConnectedTensorProduct("0e", "0e", "0e")
-except ImportError as error:
-    print(error)
-"""
-    printed = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
-    assert printed == (
-        "equivariant tensor products read irreps with e3nn, which is not installed; "
-        "install it with pip install 'insum_ops[e3nn]'\n"
     )
 
 

@@ -357,6 +357,7 @@ def loss_of_dense(A, B) -> Tensor:
     return (A @ B).square().sum()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("is_made", [False, True], ids=["given", "made inside"])
 @pytest.mark.parametrize(
     "transform",

@@ -11,11 +11,11 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -27,7 +27,7 @@ from insum_ops import close_names, identity_cache, lru_cache
 from insum_ops.compiler.codegen import Config, Flags, Kernel, emit
 from insum_ops.compiler.planning.schedule import schedules
 from insum_ops.compiler.tuning import problem as problem_module
-from insum_ops.compiler.tuning.problem import Problem, candidates
+from insum_ops.compiler.tuning.problem import Candidate, Problem, candidates
 from insum_ops.compiler.tuning.tuning_file import clear_cache
 from insum_ops.formats.facts import OwnedRows
 
@@ -51,6 +51,11 @@ def first(own: Problem) -> str:
 
 def every(own: Problem) -> list[str]:
     return [own.launcher(candidate).kernel.source for candidate in candidates(own)]
+
+
+def of_every_kind(own: Problem) -> Iterable[Candidate]:
+    """Candidates whose kernels differ in more than sizes."""
+    return {(id(way.schedule), way.config.kind): way for way in own.tried}.values()
 
 
 def spmm(nnz: int = 3000, rows: int = 2000, wide: int = 128, flags: Flags = NO_PADDING, **options: Any) -> Problem:
@@ -222,10 +227,9 @@ def test_tensors_and_indices_may_bear_the_names_of_the_kernel(name: str) -> None
         elif f"{name}[p] *" in expr:
             shapes[name] = shapes.pop("V")
         for flags in (Flags(), Flags(wants_winners=True)) if "max" in expr else (Flags(),):
-            for source in every(
-                problem(expr, shapes, (30, 40), fact=OwnedRows("E") if "max" in expr else None, flags=flags)
-            ):
-                assert_no_clash(source)
+            own = problem(expr, shapes, (30, 40), fact=OwnedRows("E") if "max" in expr else None, flags=flags)
+            for way in of_every_kind(own):
+                assert_no_clash(own.launcher(way).kernel.source)
 
 
 @pytest.mark.parametrize(
@@ -419,20 +423,16 @@ def test_float64_is_summed_in_float64() -> None:
 
 
 @contextmanager
-def called_functions() -> Iterator[set[str]]:
-    """The compiler's own functions that are called meanwhile."""
-    found: set[str] = set()
+def called_functions() -> Iterator[set[CodeType]]:
+    """The compiler's own functions that are called meanwhile, once it is over."""
+    found: set[CodeType] = set()
     folder = os.path.join(Path(problem_module.__file__).parents[1], "")
-
-    def note(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(folder):
-            found.add(f"{os.path.relpath(frame.f_code.co_filename, folder)} {frame.f_code.co_name}")
-
-    sys.setprofile(note)
+    sys.setprofile(lambda frame, event, _: found.add(frame.f_code))
     try:
         yield found
     finally:
         sys.setprofile(None)
+        found -= {code for code in found if not code.co_filename.startswith(folder)}
 
 
 def test_a_generator_version_knows_of_every_function_that_emits() -> None:
@@ -442,8 +442,7 @@ def test_a_generator_version_knows_of_every_function_that_emits() -> None:
         problem_module.emitted_version()
     with called_functions() as needed:
         for own in problems:
-            # sizes apart, which decide no line
-            for way in {(id(way.schedule), way.config.kind): way for way in own.tried}.values():
+            for way in of_every_kind(own):
                 emit(way.schedule, own.strides, way.config, own.flags)
     assert len(needed) > 100
     assert needed <= known

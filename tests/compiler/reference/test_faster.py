@@ -97,6 +97,7 @@ def drawn(words: tuple[str, ...], kind: str, dtype: torch.dtype) -> tuple[dict[s
     return tensors, size
 
 
+@pytest.mark.sampled("expr", "kind")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", ["sorted", "unsorted", "padded"])
 @pytest.mark.parametrize("expr", STATEMENTS)
@@ -300,6 +301,7 @@ GROUPS = {
 }
 
 
+@pytest.mark.sampled("expr", "kind")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", ["sorted", "unsorted", "padded"])
 @pytest.mark.parametrize("expr", GROUPS)

@@ -38,6 +38,7 @@ def in_copies(expr, tensors, size=None, strategy="store", copies=4):
     return own.launcher(Candidate(way, config)), list(tensors.values())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("copies", [2, 7, 64])
 def test_parts_of_a_sum(copies, dtype):

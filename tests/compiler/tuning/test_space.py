@@ -256,3 +256,21 @@ def test_few_tokens_have_short_tiles_first_which_give_every_core_a_program(token
     assert candidates(own)[0].config.block("t") == tile
     # a program that held one row of blocks on chip would read the blocks of all rows
     assert {way.schedule.strategy for way in candidates(own)} == {"owner", "atomic"}
+
+
+@pytest.mark.parametrize(
+    ("expr", "tensors", "size"),
+    [
+        ("Y[p,c] = X[G[p],c]", {"X": values(900, 33), "G": positions(700)}, None),
+        ("Y[G[p],c] += X[p,c]", {"X": values(700, 64), "G": positions(700)}, (90, 64)),
+        ("Y[i,j] = X[i,j]", {"X": values(300, 500)}, None),
+        ("Y[j,i] = X[i,j]", {"X": values(300, 500)}, None),
+    ],
+)
+def test_choices_tell_the_candidates_of_a_statement_that_moves_data_apart(
+    expr: str, tensors: dict[str, torch.Tensor], size: tuple[int, ...] | None
+) -> None:
+    """The same tile may take rows, or whatever lies in memory."""
+    ways = candidates(problem(expr, tensors, size), full=True)
+    assert len({str(way.choices) for way in ways}) == len(ways)
+    assert len({str(way) for way in ways}) == len(ways)

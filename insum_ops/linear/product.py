@@ -17,6 +17,7 @@ from ..functional import insum
 __all__ = ["EXPR", "product"]
 
 EXPR = "Y[t,o] += X[t,i] * W[o,i]"
+BIAS_GRADIENT = "dBias[o] += dY[t,o]"
 
 
 def product(
@@ -77,7 +78,7 @@ def _gradients(ctx: Any, wanted: tuple[bool, ...], upstream: Tensor, x: Tensor, 
     d_weight, d_x = gradients_of(evaluate, EXPR, "W", W, {"X": _rows(x)}, dY, (wanted[2], wanted[1]))
     if d_x is not None and x.ndim != 2:
         d_x = d_x.view(x.shape)
-    return None, d_x, d_weight, *[dY.sum(0) if wants_bias else None for wants_bias in wanted[3:]]
+    return None, d_x, d_weight, *[insum(BIAS_GRADIENT, dY=dY) if wants_bias else None for wants_bias in wanted[3:]]
 
 
 class _Product(torch.autograd.Function):

@@ -290,7 +290,7 @@ def _gradients(
 def _plans_of_sparse_sum(ctx: Any, saved: tuple[Any, ...], _: Tensor) -> Plans:
     call = ctx.call
     memory = check_pattern(call.form, ctx.pattern, call.name)
-    return memory, format_key(call.expr, call.name, call.dense), saved, (), False, call.form.coords
+    return memory, format_key(call.expr, call.name, call.dense), saved, (), False, call.form
 
 
 def _gradients_of_sparse_sum(

@@ -16,7 +16,7 @@ from .wanted import reached_gradients
 __all__ = ["Plans", "format_key", "gradients_key", "planned_backward"]
 
 # (cache or None, key of the call, tensors, numbers, whether lengths may vary, `owned` of `planned`)
-Plans = tuple[dict[Any, Any] | None, object, Sequence[Tensor], tuple[int, ...], bool, Sequence[Tensor | None] | None]
+Plans = tuple[dict[Any, Any] | None, object, Sequence[Tensor], tuple[int, ...], bool, Any]
 
 
 def gradients_key(call_key: object, wanted: Sequence[bool]) -> tuple[Any, ...]:

@@ -73,7 +73,7 @@ class SplitLayer(BlockSparseLinear):
         mesh = self.style["mesh"]
         with on_all_ranks(mesh) as ranks:
             count = num_blocks(check_density(density), self.whole_grid)
-            self.as_format()  # refuses what is no pattern
+            self._format(self.weight)  # refuses what is no pattern
             ranks.equal("density", repr(density), "prune to the same density on every rank")
         stored = sum(own for (own,) in gathered_numbers([self.coords.shape[1]], mesh))
         if count > stored:
@@ -183,7 +183,8 @@ class SplitLayer(BlockSparseLinear):
             if x.device != self.coords.device:
                 raise OperandError(f"x is on {x.device} but the layer is on {self.coords.device}; move one with .to()")
             x = x if take is None else take(x)
-            W = self._traced_format() if is_traced([x, self._parameter("weight")]) else self.as_format()
+            weight = self._parameter("weight")
+            W = self._traced_format() if is_traced([x, weight]) else self._format(weight)
             try:
                 is_padded = W.shape != (self.out_features, self.in_features)
                 y = product(x, W, bias, lambda: self._product(x, W, bias), is_padded)

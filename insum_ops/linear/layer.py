@@ -338,7 +338,7 @@ class BlockSparseLinear(NotScripted, nn.Module):
                     f"density is {density}, which is {count} blocks, but {stored} are stored; set_pattern_ adds blocks"
                 )
             if shards is None:
-                self.as_format()  # refuses what is no pattern
+                self._format(self.weight)  # refuses what is no pattern
             self._settle()
         weight = self.weight.detach() if shards is None else shards.whole()
         rows, columns = self.coords.long()
@@ -435,7 +435,7 @@ class BlockSparseLinear(NotScripted, nn.Module):
             put_states(moved, self.weight)  # nothing has changed before, so that nothing is left half changed
             resize_(self.weight, blocks)
             self.coords, self._is_undrawn = coords, False
-            self.as_format()  # known anew now, since the next call may be a compiled one
+            self._format(self.weight)  # known anew now, since the next call may be a compiled one
 
     @property
     def mask(self) -> Tensor:
@@ -452,11 +452,11 @@ class BlockSparseLinear(NotScripted, nn.Module):
     def as_format(self) -> BlockCOO:
         """Return the weight as the statement reads it, with its sides rounded up to whole blocks.
 
-        It is for `explain(layer.EXPR, X=x, W=layer.as_format())`. What is worked out of a pattern is kept as long as
-        the pattern.
+        It is for `explain(layer.EXPR, X=x, W=layer.as_format())`.
 
         Returns:
-            A `BlockCOO` [out_blocks * block_size[0], in_blocks * block_size[1]] over `weight`, not a copy.
+            A `BlockCOO` [out_blocks * block_size[0], in_blocks * block_size[1]] over `weight`, not a copy, and over a
+            copy of the pattern.
 
         Raises:
             OperandError: `coords` was overwritten with another pattern, or lists none, as after `to_empty`.
@@ -466,7 +466,7 @@ class BlockSparseLinear(NotScripted, nn.Module):
             >>> BlockSparseLinear(60, 64, block_size=16, density=0.5).as_format().shape
             (64, 64)
         """
-        return self._format(self._parameter("weight"))
+        return self._format(self._parameter("weight")).as_shared()
 
     def _format(self, weight: Tensor) -> BlockCOO:
         """Return what `as_format` does, for the layer's weight."""
@@ -518,7 +518,7 @@ class BlockSparseLinear(NotScripted, nn.Module):
             >>> BlockSparseLinear(60, 64, block_size=16, density=0.5).to_dense().shape
             torch.Size([64, 60])
         """
-        return self.as_format().to_dense()[: self.out_features, : self.in_features]
+        return self._format(self._parameter("weight")).to_dense()[: self.out_features, : self.in_features]
 
     def to_linear(self) -> nn.Linear:
         """Return an `nn.Linear` that computes the same.

@@ -40,13 +40,13 @@ def product(
         return value  # type: ignore[no-any-return]
     if not wants_gradient(tensors):
         anew = run or (lambda: _evaluate(x, W, bias))
-        return planned(cache, marks, lambda *_: anew(), tensors, owned=W.coords)  # type: ignore[no-any-return]
+        return planned(cache, marks, lambda *_: anew(), tensors, owned=W)  # type: ignore[no-any-return]
     if run is not None:
         return run()
     if not is_free() or (bias is not None and bias.dtype != x.dtype):
         return _evaluate(x, W, bias)
     with torch.no_grad():
-        value = planned(cache, marks, lambda *_: _evaluate(x, W, bias), tensors, owned=W.coords)
+        value = planned(cache, marks, lambda *_: _evaluate(x, W, bias), tensors, owned=W)
     result = _Product.apply((W, value), *tensors)
     keep_learning(cache, marks, tensors, _learn)
     return result  # type: ignore[no-any-return]
@@ -68,7 +68,7 @@ def _rows(x: Tensor) -> Tensor:
 
 def _plans(ctx: Any, saved: tuple[Tensor, ...], _: Tensor) -> Any:
     W = ctx.W
-    return W.memory, EXPR, saved, (), False, W.coords
+    return W.memory, EXPR, saved, (), False, W
 
 
 def _gradients(ctx: Any, wanted: tuple[bool, ...], upstream: Tensor, x: Tensor, weight: Tensor) -> Any:

@@ -270,7 +270,9 @@ class BlockSparseLinear(NotScripted, nn.Module):
                 "x is a nested tensor; pass a padded one, as x.to_padded_tensor(0.0), and give an "
                 "nn.TransformerEncoder that makes them enable_nested_tensor=False"
             )
-        weight, bias = self._parameter("weight"), self._parameter("bias")
+        own = self._parameters  # a tenth of the time of `nn.Module.__getattr__`, which finds what took their place
+        weight = own["weight"] if "weight" in own else self.weight
+        bias = own["bias"] if "bias" in own else self.bias
         W = self._traced_format() if is_traced((x, weight)) else self._format(weight)
         try:
             is_padded = W.shape != (self.out_features, self.in_features)

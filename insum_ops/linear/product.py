@@ -30,10 +30,11 @@ def product(
     """Return x [..., i] by W [o, i] as [..., o], sums starting from the bias [o].
 
     A call that has no launch plan yet calls `run` instead, in which a layer checks x; what is more, it pads x and cuts
-    the product if `is_padded`.
+    the product if `is_padded`. With a `run` no tracer may read the code.
     """
-    if isinstance(W, FormatParts) or is_compiling():
-        return _evaluate(x, W, bias) if run is None else run()
+    if run is None and (isinstance(W, FormatParts) or is_compiling()):
+        return _evaluate(x, W, bias)
+    assert not isinstance(W, FormatParts)
     cache, marks, tensors = W.memory, (EXPR, is_padded), (x, W.values) if bias is None else (x, W.values, bias)
     value = replayed(cache, marks, tensors, (), W)
     if value is not None:

@@ -16,7 +16,7 @@ from ...formats.torch_state import is_dynamo, is_watched
 __all__ = ["reached_gradients", "wanted_gradients"]
 
 _will_run: Callable[[Any], bool] = getattr(torch._C, "_will_engine_execute_node", lambda node: True)
-LEAF = torch._C._functions.AccumulateGrad
+LEAF = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 
 
 def wanted_gradients(ctx: Any) -> tuple[bool, ...]:

@@ -211,15 +211,16 @@ class KernelMap:
             raise FormatError(f"group_size is {group_size}; a group holds at least one pair")
         if multiple_of < 1:
             raise FormatError(f"multiple_of is {multiple_of}; it divides the number of groups")
-        groups, rest = self._tables.grouped, (group_size, multiple_of)
-        grouped = groups.get((self._side, *rest))
+        groups = self._tables.grouped
+        own_key, first_key = [(side, group_size, multiple_of) for side in (self._side, 0)]
+        grouped = groups.get(own_key)
         if grouped is None:
-            first = groups.get((0, *rest))
+            first = groups.get(first_key)
             if first is None:
-                first = self._tables.group(*rest)
+                first = self._tables.group(group_size, multiple_of)
             grouped = first if self._side == 0 else GroupedMap(first.MAPY, first.MAPX, first.MAPZ)
             if may_keep(first.MAPX, first.MAPY, first.MAPZ):
-                groups[(0, *rest)], groups[(self._side, *rest)] = first, grouped
+                groups[first_key], groups[own_key] = first, grouped
         return grouped
 
     def tiled(self, tile_size: int = 128) -> TiledMap:

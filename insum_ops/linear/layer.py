@@ -272,7 +272,7 @@ class BlockSparseLinear(NotScripted, nn.Module):
                 "nn.TransformerEncoder that makes them enable_nested_tensor=False"
             )
         own = self._parameters  # as in `_parameter`, whose calls would cost more than what they do
-        weight = own["weight"] if "weight" in own else self.weight  # noqa: SIM401 - asked if it is not there alone
+        weight: Any = own["weight"] if "weight" in own else self.weight  # noqa: SIM401 - asked for only if it is gone
         bias = own["bias"] if "bias" in own else self.bias  # noqa: SIM401
         return self._multiplied(x, weight, bias)
 

@@ -25,8 +25,8 @@ pytestmark = pytest.mark.cpu
 
 PACKAGES = (insum_ops, insum_ops.distributed, insum_ops.equivariant, insum_ops.formats, insum_ops.nn)
 SECTIONS = ("Args", "Returns", "Yields", "Raises", "Example")
-# What a format offers the compiler and nobody else: compiler/binding/sparse_protocol.py says what each is. The first two
-# are for layers, which keep a format of their own.
+# What a format offers the compiler and nobody else: compiler/binding/sparse_protocol.py says what each is. The first
+# two are for layers, which keep a format of their own.
 FOR_THE_COMPILER = {
     *("as_private", "as_shared"),
     *("facts", "flat_values", "has_row_order", "in_groups", "memory", "pattern_cache", "regrouped_view"),

@@ -134,6 +134,8 @@ class ChangeGuards:
     Tensors made in inference mode count no versions and are compared with a copy, unless `compares` is False: then
     their changes go unseen. A copy of a guard is one of the tensors' copies.
 
+    If `is_private`, nobody else has the tensors: they never change, and none is looked at.
+
     >>> index = torch.tensor([0, 1])
     >>> guards = ChangeGuards([index, None])
     >>> guards.hold()
@@ -143,7 +145,7 @@ class ChangeGuards:
     False
     """
 
-    __slots__ = ("checks", "compares", "copies", "memory", "tensors", "values")
+    __slots__ = ("checks", "compares", "copies", "is_private", "memory", "tensors", "values")
 
     def __init__(
         self,
@@ -151,13 +153,14 @@ class ChangeGuards:
         hold: bool = True,
         values: list[Tensor] | None = None,
         compares: bool = True,
+        is_private: bool = False,
     ) -> None:
         self.tensors = tuple([tensor for tensor in tensors if tensor is not None])
         self.checks: tuple[Check, ...] = ()
         self.copies: list[tuple[Tensor, Tensor]] | None = []  # None: the tensors have changed, for good
         self.memory: list[Any] = []
-        self.values, self.compares = values, compares
-        if is_compiling():  # a tracer's tensors neither count versions nor lie anywhere
+        self.values, self.compares, self.is_private = values, compares, is_private
+        if is_private or is_compiling():  # a tracer's tensors neither count versions nor lie anywhere
             return
         checks = [_check(tensor) for tensor in self.tensors if not tensor.is_inference()]
         self.memory = [tensor.untyped_storage() for tensor, _, _, address, *_ in checks if address]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -29,6 +30,15 @@ def _memory() -> Any:
 def _renamed(state: dict[str, Any]) -> dict[str, Any]:
     """Return the attributes that a pickle holds by their present names."""
     return {RENAMED.get(name, name): part for name, part in state.items()}
+
+
+def _tensors_in(part: Any) -> Iterator[Tensor]:
+    """Yield the tensors of facts, an order of rows or a gather."""
+    if isinstance(part, Tensor):
+        yield part
+    elif isinstance(part, (RowFacts, RowOrder, Gather)):
+        for own in list(vars(part).values()):
+            yield from _tensors_in(own)
 
 
 @dataclass(eq=False)
@@ -72,6 +82,20 @@ class PatternCache:
         # in one step: otherwise two threads could each have their own
         successor: PatternCache = vars(self).setdefault("successor", fresh)
         return successor
+
+    def worked_out(self) -> Iterator[Tensor]:
+        """Yield the tensors that were worked out of the coordinates, and that nobody else has.
+
+        Regrouped coordinates are among them if nobody has those of this pattern: else a caller may have asked for them.
+        """
+        for part in (self.facts, self.positions, *list(self.row_orders.values())):
+            yield from _tensors_in(part)
+        for regrouped in list(self.regrouped.values()):
+            own = vars(regrouped)
+            parts = own["gather"], own.get("_source"), *(own["coords"] if regrouped.guard.is_private else ())
+            for part in parts:
+                yield from _tensors_in(part)
+            yield from regrouped.pattern_cache.worked_out()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes for pickle and deepcopy, without launch plans."""

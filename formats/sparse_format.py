@@ -472,6 +472,28 @@ class SparseFormat(Moves, NotTensor, FromTensors):
         cache = self._pattern_cache
         return cache.memory if cache.guard.hold() else self.pattern_cache.memory
 
+    def as_private(self: Format) -> Format:
+        """Return the format as one whose coordinates nobody else has: no call asks whether they have changed."""
+        cache = self.pattern_cache
+        cache.guard = ChangeGuards(cache.guard.tensors, is_private=True)
+        return self
+
+    def as_shared(self: Format) -> Format:
+        """Return the format over copies of its coordinates, for a caller, who may write to them."""
+        if is_compiling():  # a tracer writes to nothing
+            return self
+        with torch.inference_mode(False):
+            coords = tuple([coord if coord is None else coord.clone() for coord in self.coords])
+        return self._copied(coords, self.values)
+
+    def unguarded(self) -> list[Tensor]:
+        """Return the tensors of the pattern that a launch plan need not guard.
+
+        They are the coordinates, which `memory` guards, and what was worked out of them, which nobody else has.
+        """
+        coords = [coord for coord in self.coords if coord is not None]
+        return [*coords, *self._pattern_cache.worked_out()]
+
     @property
     def coord_axes(self) -> tuple[tuple[str, ...], ...]:
         """The axes of each dimension's coordinates: ("p",) for the group dimension, all for the others."""
@@ -636,7 +658,7 @@ class SparseFormat(Moves, NotTensor, FromTensors):
         layout = self._lay_out(coords[:, order], grid, group_dim, group_size)
         source = order if positions is None else positions[order]
         gather = Gather(source, None) if layout.gather is None else layout.gather.after(source)
-        guard = ChangeGuards(layout.coords)
+        guard = ChangeGuards(layout.coords, is_private=cache.guard.is_private)
         return Regrouped(layout.coords, gather, PatternCache(cache.num_entries, gather.source.numel(), guard), guard)
 
     def _letter(self, name: str, part: Tensor | None) -> Tensor:

@@ -25,10 +25,12 @@ pytestmark = pytest.mark.cpu
 
 PACKAGES = (insum_ops, insum_ops.distributed, insum_ops.equivariant, insum_ops.formats, insum_ops.nn)
 SECTIONS = ("Args", "Returns", "Yields", "Raises", "Example")
-# What a format offers the compiler and nobody else: compiler/binding/sparse_protocol.py says what each is.
+# What a format offers the compiler and nobody else: compiler/binding/sparse_protocol.py says what each is. The first
+# two are for layers, which keep a format of their own.
 FOR_THE_COMPILER = {
+    *("as_private", "as_shared"),
     *("facts", "flat_values", "has_row_order", "in_groups", "memory", "pattern_cache", "regrouped_view"),
-    *("row_ordered_view", "sets", "value_source"),
+    *("row_ordered_view", "sets", "unguarded", "value_source"),
 }
 EXCEPTIONS = {**vars(builtins), **vars(errors), "FormatError": insum_ops.formats.FormatError}
 

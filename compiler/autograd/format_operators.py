@@ -210,7 +210,7 @@ def _run(*arguments: Any) -> Tensor:
             return owned(value(*tensors))
         key = _value_key(call.expr, call.names, call.size, call.name, call.form)
         numbers = () if call.size is None else tuple(call.size)
-        return owned(planned(form.memory, key, value, tensors, numbers, owned=form.coords))
+        return owned(planned(form.memory, key, value, tensors, numbers, owned=form))
 
 
 def _run_gradients(*arguments: Any) -> list[Tensor]:
@@ -229,7 +229,7 @@ def _run_gradients(*arguments: Any) -> list[Tensor]:
 
         tensors = grad_output, call.values, *call.tensors
         key = _gradients_key(call.expr, call.names, call.name, call.form, wanted)
-        return _owned_gradients(planned(form.memory, key, gradients, tensors, owned=form.coords))
+        return _owned_gradients(planned(form.memory, key, gradients, tensors, owned=form))
 
 
 for _key in ("CPU", "CUDA"):

@@ -26,7 +26,7 @@ from ...formats.torch_state import (
     uses_tensor_cores,
 )
 from ..binding import SparseFormat, check_pattern, is_sparse, pattern_of
-from ..runtime import PLAIN_CALLS, keep_learning, owned, planned
+from ..runtime import PLAIN_CALLS, Owner, keep_learning, owned, planned
 from .direct_apply import direct_apply
 from .gradients import gradient_of, gradients_of, is_sum, joint_gradients, winner_places
 from .in_steps import gradients_in_steps, may_have_steps, steps_for, value_in_steps
@@ -104,7 +104,7 @@ def _learned(
     tensors: Sequence[Tensor],
     numbers: tuple[int, ...],
     varies: bool,
-    pattern: Sequence[Tensor | None],
+    pattern: Owner | tuple[()],
 ) -> Tensor:
     """Return the value of a sum with its gradients recorded; the next call like it is replayed."""
     place = next((at for at, name in enumerate(call.names) if operands[name] is not tensors[at]), None)
@@ -290,7 +290,7 @@ def _gradients(
 def _plans_of_sparse_sum(ctx: Any, saved: tuple[Any, ...], _: Tensor) -> Plans:
     call = ctx.call
     memory = check_pattern(call.form, ctx.pattern, call.name)
-    return memory, format_key(call.expr, call.name, call.dense), saved, (), False, call.form.coords
+    return memory, format_key(call.expr, call.name, call.dense), saved, (), False, call.form
 
 
 def _gradients_of_sparse_sum(

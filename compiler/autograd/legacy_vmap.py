@@ -16,11 +16,13 @@ from torch._C import _functorch as functorch
 from ...formats.torch_state import is_compiling
 from ..language import UnsupportedError
 
-__all__ = ["is_batch", "one_by_one"]
+__all__ = ["is_batched", "one_by_one"]
 
 MOST_LEVELS = 64  # that torch counts
 
 Backward = Callable[..., Any]
+
+is_batched = functorch.is_legacy_batchedtensor  # of a tensor: asked in every pass backward
 
 
 def one_by_one(backward: Backward) -> Backward:
@@ -28,11 +30,11 @@ def one_by_one(backward: Backward) -> Backward:
 
     @wraps(backward)
     def called(ctx: Any, *grad_outputs: Any) -> Any:
-        if is_compiling() or not any([is_batch(grad_output) for grad_output in grad_outputs]):
+        if is_compiling() or not any([_is_batch(grad_output) for grad_output in grad_outputs]):
             return backward(ctx, *grad_outputs)
-        level = next(_level(grad_output) for grad_output in grad_outputs if is_batch(grad_output))
+        level = next(_level(grad_output) for grad_output in grad_outputs if _is_batch(grad_output))
         rows = [
-            torch._remove_batch_dim(grad_output, level, 1, 0) if is_batch(grad_output) else None
+            torch._remove_batch_dim(grad_output, level, 1, 0) if _is_batch(grad_output) else None
             for grad_output in grad_outputs
         ]
         results = []
@@ -46,9 +48,9 @@ def one_by_one(backward: Backward) -> Backward:
     return called
 
 
-def is_batch(tensor: object) -> bool:
-    """Whether a tensor is one of those batches."""
-    return isinstance(tensor, Tensor) and functorch.is_legacy_batchedtensor(tensor)
+def _is_batch(part: object) -> bool:
+    """Whether an argument of `backward` is one of those batches."""
+    return isinstance(part, Tensor) and is_batched(part)
 
 
 def _level(tensor: Tensor) -> int:
@@ -61,7 +63,7 @@ def _level(tensor: Tensor) -> int:
         UnsupportedError: batches are nested.
     """
     for level in range(1, MOST_LEVELS + 1):
-        if not is_batch(torch._remove_batch_dim(tensor, level, 1, 0)):
+        if not _is_batch(torch._remove_batch_dim(tensor, level, 1, 0)):
             return level
     raise UnsupportedError("batches of gradients are nested, as is_grads_batched=True inside another; ask for one")
 

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from ...formats.torch_state import is_dynamo, is_grad_enabled, is_watched
 from ..runtime import planned, replayed
-from .legacy_vmap import is_batch, one_by_one
+from .legacy_vmap import is_batched, one_by_one
 from .wanted import reached_gradients
 
 __all__ = ["Plans", "format_key", "gradients_key", "planned_backward"]
 
 # (cache or None, key of the call, tensors, numbers, whether lengths may vary, `owned` of `planned`)
-Plans = tuple[dict[Any, Any] | None, object, Sequence[Tensor], tuple[int, ...], bool, Sequence[Tensor | None] | None]
+Plans = tuple[dict[Any, Any] | None, object, Sequence[Tensor], tuple[int, ...], bool, Any]
 
 
 def gradients_key(call_key: object, wanted: Sequence[bool]) -> tuple[Any, ...]:
@@ -64,7 +64,7 @@ def planned_backward(
 
     def backward(ctx: Any, grad_output: Tensor) -> Any:
         saved, wanted = ctx.saved_tensors, ctx.needs_input_grad  # unpacked once, as checkpointed layers want it
-        if is_dynamo() or is_batch(grad_output):
+        if is_dynamo() or is_batched(grad_output):
             return computed(ctx, grad_output, saved, wanted)
         wanted = reached_gradients(ctx, wanted)
         call = cache, key, tensors, numbers, _, _ = plans(ctx, saved, grad_output)

@@ -16,7 +16,7 @@ from ...formats.torch_state import is_dynamo, is_watched
 __all__ = ["reached_gradients", "wanted_gradients"]
 
 _will_run: Callable[[Any], bool] = getattr(torch._C, "_will_engine_execute_node", lambda node: True)
-LEAF = "AccumulateGrad"
+LEAF = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 
 
 def wanted_gradients(ctx: Any) -> tuple[bool, ...]:
@@ -33,7 +33,7 @@ def reached_gradients(ctx: Any, needs: tuple[bool, ...]) -> tuple[bool, ...]:
     """Return what `wanted_gradients` does, of those that `needs` says, if no tracer reads our code."""
     nodes = ctx.next_functions
     for node, _ in nodes:  # None for a tensor that needs no gradient
-        if node is not None and type(node).__name__ != LEAF:
+        if type(node) is not LEAF and node is not None:
             break
     else:
         return needs
@@ -45,7 +45,7 @@ def reached_gradients(ctx: Any, needs: tuple[bool, ...]) -> tuple[bool, ...]:
 
 
 def _is_reached(node: Any) -> bool:
-    if type(node).__name__ == LEAF:
+    if type(node) is LEAF:
         return True
     try:
         return _will_run(node)

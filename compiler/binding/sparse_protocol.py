@@ -62,6 +62,7 @@ class SparseFormat(Protocol):
     def facts(self) -> RowFacts | None: ...  # of the group coordinate, which ascends
     @property
     def memory(self) -> dict[Any, Any]: ...  # another one once coordinates have changed, whatever the values
+    def unguarded(self) -> list[Tensor]: ...  # tensors of the pattern that launch plans in `memory` need not guard
     def regroup(self, group_dim: int) -> SparseFormat: ...
     def regrouped_view(self, group_dim: int) -> SparseFormat: ...  # `regroup` with a value_source instead of a copy
     def in_groups(self, group_size: int) -> SparseFormat: ...  # a view of COO in which entries of one row share a p

@@ -26,7 +26,7 @@ from .group_tables import GroupTables, group_tables, has_met, meet, new_group_ta
 from .joint import JointLauncher, joint_launcher
 from .launch import INTERPRETED, TRITON_VERSION, Launcher, launcher, load, on_device, reason_of
 from .plan import EPOCH
-from .plan_cache import keep_learning, planned, replayed
+from .plan_cache import Owner, keep_learning, planned, replayed
 from .ranges import (
     ascends,
     check_ranges,
@@ -50,6 +50,7 @@ __all__ = [
     "GroupTables",
     "JointLauncher",
     "Launcher",
+    "Owner",
     "active",
     "arguments",
     "as_memory",

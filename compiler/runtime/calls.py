@@ -26,7 +26,7 @@ def arguments(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | 
     """Return (cache of plans, key of the call, tensors, size), which `replayed` takes, then what `planned` takes more.
 
     That is (whether lengths may vary, pattern). The tensors are the operands in the caller's order, a format's values
-    in its place. The pattern is the coordinates of the format, and a call over plain tensors has none: its lengths may
+    in its place. The pattern is the format, and a call over plain tensors has none: its lengths may
     vary. The key is None, and the cache empty, if a tracer reads this code, if the expression is no text, if an operand
     is no tensor or format, if `size` holds no integers, or if a tracer's symbols or tensors stand for them, which no
     plan can hold.
@@ -64,7 +64,7 @@ def _over_format(
     tensors[place] = values = form.values
     if type(values) is not Tensor and isinstance(values, FakeTensor):
         raise TypeError
-    return form.memory, (expr, is_unsized, place, *operands), tensors, numbers, False, form.coords
+    return form.memory, (expr, is_unsized, place, *operands), tensors, numbers, False, form
 
 
 def _integers(size: object) -> tuple[int, ...]:

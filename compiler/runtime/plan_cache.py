@@ -16,7 +16,7 @@ with its pattern, and another one as soon as the pattern changes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ from .ranges import ascends, range_expression, remembered_ranges
 from .recording import Recording, Recordings, active
 from .tensor_guard import layout_guard
 
-__all__ = ["keep_learning", "planned", "replayed"]
+__all__ = ["Owner", "keep_learning", "planned", "replayed"]
 
 Cache = dict[Any, Any]
 Learn = Callable[[Any, Sequence[Tensor], Any], Any]
@@ -85,6 +85,12 @@ SERVICES = Services(
     _empty_on,
     current_device,
 )
+
+
+class Owner(Protocol):
+    """A format, whose `memory` is a cache of plans."""
+
+    def unguarded(self) -> list[Tensor]: ...
 
 
 class _Layout:
@@ -198,7 +204,7 @@ def planned(
     tensors: Sequence[Tensor],
     numbers: tuple[int, ...] = (),
     varies: bool = False,
-    owned: Sequence[Tensor | None] | None = (),
+    owned: Owner | tuple[()] | None = (),
     kind: str = "",
 ) -> Any:
     """Return `function(*tensors)`, replayed from a plan if there is one for tensors like these.
@@ -210,9 +216,9 @@ def planned(
         tensors: its arguments, in the order in which a plan takes them.
         numbers: sizes on which the function depends, which may differ from call to call as lengths do.
         varies: whether one plan may serve calls that differ in the lengths of first dimensions.
-        owned: tensors among those that the function pins which the cache's owner guards itself. None if calls over
-            other index tensors share the cache: all of them are among `tensors` then, and none is ever pinned but
-            the `constants` of a recording.
+        owned: the format whose `memory` the cache is, which guards its tensors itself. None if calls over other index
+            tensors share the cache: all of them are among `tensors` then, and none is ever pinned but the `constants`
+            of a recording.
         kind: tells functions apart that have one `call_key`, and differ in whether gradients are asked for.
     """
     result = replayed(cache, call_key, tensors, numbers)
@@ -237,7 +243,7 @@ def _by_key(
     function: Callable[..., Any],
     tensors: Sequence[Tensor],
     varies: bool,
-    owned: Sequence[Tensor | None] | None,
+    owned: Owner | tuple[()] | None,
 ) -> Any:
     """Return what `planned` does, for a call that no guard of a recent layout accepts: its plan is found by a key."""
     call_key, numbers, *_ = recent_key
@@ -319,7 +325,7 @@ def _recorded(
     function: Callable[..., Any],
     tensors: Sequence[Tensor],
     lengths: list[int | None],
-    owned: Sequence[Tensor | None] | None,
+    owned: Owner | tuple[()] | None,
 ) -> Any:
     """Run a function, and make a plan of what it does if one can be made now."""
     if layout.attempts >= ATTEMPTS or (any_length is not None and any_length.attempts >= ATTEMPTS and not layout.plans):
@@ -338,7 +344,8 @@ def _recorded(
     if recording.refusal or not recording.steps:
         layout.attempts = ATTEMPTS
         return result
-    steps = Steps.of(recording, result_slots, [*(owned or ()), *recording.constants])
+    unguarded = [] if owned is None or isinstance(owned, tuple) else owned.unguarded()  # now: the run works out some
+    steps = Steps.of(recording, result_slots, [*unguarded, *recording.constants])
     pinned = [tensor for tensor in steps.pinned.values() if not tensor.is_floating_point()]
     if owned is None and not all([id(tensor) in steps.owned for tensor in pinned]):
         return result

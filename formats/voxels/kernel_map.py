@@ -184,17 +184,19 @@ class KernelMap:
         z, x = (NBR >= 0).nonzero().T
         return torch.stack([z, NBR[z, x].long(), x])
 
-    def grouped(self, group_size: int = 128) -> GroupedMap:
+    def grouped(self, group_size: int = 128, multiple_of: int = 1) -> GroupedMap:
         """Return the pairs in groups with one tap each; the last group of a tap is padded with -1.
 
         Args:
             group_size: pairs of a group.
+            multiple_of: what divides the number of groups P: the last ones hold no pair. One kernel, and one launch
+                plan, then serves maps of several numbers of groups.
 
         Returns:
             A `GroupedMap` with tensors [P, group_size] and [P], kept for the next call.
 
         Raises:
-            FormatError: `group_size` is below 1.
+            FormatError: `group_size` or `multiple_of` is below 1.
 
         Example:
             >>> import torch
@@ -202,18 +204,23 @@ class KernelMap:
             >>> line = kernel_map(torch.tensor([[0, 4], [0, 5]]), [6], batch_size=1, kernel_size=3)
             >>> line.grouped(group_size=2).MAPY.tolist()
             [[0, -1], [0, 1], [1, -1]]
+            >>> line.grouped(group_size=2, multiple_of=4).MAPY.tolist()
+            [[0, -1], [0, 1], [1, -1], [-1, -1]]
         """
         if group_size < 1:
             raise FormatError(f"group_size is {group_size}; a group holds at least one pair")
+        if multiple_of < 1:
+            raise FormatError(f"multiple_of is {multiple_of}; it divides the number of groups")
         groups = self._tables.grouped
-        grouped = groups.get((self._side, group_size))
+        own_key, first_key = [(side, group_size, multiple_of) for side in (self._side, 0)]
+        grouped = groups.get(own_key)
         if grouped is None:
-            first = groups.get((0, group_size))
+            first = groups.get(first_key)
             if first is None:
-                first = self._tables.group(group_size)
+                first = self._tables.group(group_size, multiple_of)
             grouped = first if self._side == 0 else GroupedMap(first.MAPY, first.MAPX, first.MAPZ)
             if may_keep(first.MAPX, first.MAPY, first.MAPZ):
-                groups[0, group_size], groups[self._side, group_size] = first, grouped
+                groups[first_key], groups[own_key] = first, grouped
         return grouped
 
     def tiled(self, tile_size: int = 128) -> TiledMap:
@@ -298,7 +305,7 @@ class KernelMap:
             (True, False)
         """
         parts = self._tables.parts(kind)
-        return (0, size) in parts or (1, size) in parts
+        return any([key[1] == size for key in list(parts)])
 
     def drop_parts(self, kind: str, size: int) -> None:
         """Free the groups or tiles of a size, of both directions; they are made again when they are asked for.
@@ -316,8 +323,9 @@ class KernelMap:
             >>> line.has_parts("groups", 2)
             False
         """
-        for side in (0, 1):
-            self._tables.parts(kind).pop((side, size), None)
+        parts = self._tables.parts(kind)
+        for key in [key for key in list(parts) if key[1] == size]:
+            parts.pop(key, None)
 
     def to(self, device: torch.device | str) -> KernelMap:
         """Return the same map in another device's memory.

@@ -56,7 +56,7 @@ class GroupedMap:
     MAPZ: Tensor  # [P]     int32: tap of each group, ascending
 
     def by_tap(self, volume: int) -> Tensor:
-        """Return the groups of each tap, MAPP[z,s] [V, S], int32, padded with -1.
+        """Return the groups of each tap, MAPP[z,s] [V, S], int32, padded with -1; those that hold no pair are left out.
 
         It reads from the device how many groups the tap with the most has.
 
@@ -76,6 +76,7 @@ class GroupedMap:
         count, device = len(self.MAPZ), self.MAPZ.device
         taps = torch.arange(volume + 1, dtype=torch.int32, device=device)
         first = torch.searchsorted(self.MAPZ, taps, out_int32=True)
+        first = torch.minimum(first, (self.MAPX[:, 0] >= 0).sum(dtype=torch.int32))
         most = int(first.diff().max()) if count else 0
         groups = first[:-1, None] + torch.arange(most, dtype=torch.int32, device=device)
         return torch.where(groups < first[1:, None], groups, -1)
@@ -106,8 +107,8 @@ class Tables:
     neighbours: list[Tensor | None]
     num_pairs: int | None = None
     counts: tuple[Tensor, list[int]] | None = None  # of side 0; the tensor's first row is the list: pairs of each tap
-    grouped: dict[tuple[int, int], GroupedMap] = field(default_factory=dict)  # by side and group size
-    tiled: dict[tuple[int, int], TiledMap] = field(default_factory=dict)  # by side and tile size
+    grouped: dict[tuple[int, ...], GroupedMap] = field(default_factory=dict)  # by side, group size and multiple
+    tiled: dict[tuple[int, ...], TiledMap] = field(default_factory=dict)  # by side and tile size
     uses: list[int] = field(default_factory=lambda: [0, 0])  # by side; a submanifold's all count for side 0
     kind: str = "subm"  # of side 0
 
@@ -120,8 +121,8 @@ class Tables:
                 self.neighbours[side] = table
         return table
 
-    def parts(self, kind: str) -> dict[tuple[int, int], Any]:
-        """Return the "groups" or the "tiles" that were made, by side and size."""
+    def parts(self, kind: str) -> dict[tuple[int, ...], Any]:
+        """Return the "groups" or the "tiles" that were made, by side, size and what else they were asked by."""
         return self.tiled if kind == "tiles" else self.grouped
 
     @torch.inference_mode(False)  # what is kept must be good for training too
@@ -143,12 +144,13 @@ class Tables:
         return cached
 
     @torch.inference_mode(False)
-    def group(self, group_size: int) -> GroupedMap:
-        """Return the pairs of side 0 in groups with one tap each."""
+    def group(self, group_size: int, multiple_of: int) -> GroupedMap:
+        """Return the pairs of side 0 in groups with one tap each, whose number is a multiple."""
         table, (counts, per_tap) = self.of(0), self.count()
         if may_keep():
             self.num_pairs = sum(per_tap)
         groups = sum(-(-pairs // group_size) for pairs in per_tap)
+        groups = -(-groups // multiple_of) * multiple_of
         return GroupedMap(*maker(table).group(table, counts, groups, group_size))
 
     @torch.inference_mode(False)

@@ -47,12 +47,15 @@ def _pairs_before(counts_ptr, block, tap, V: tl.constexpr, TAPS: tl.constexpr, R
     return tl.sum(pairs_here, 1)
 
 
-@triton.jit(do_not_specialize=["rows", "span", "group_size"])
+@triton.jit(do_not_specialize=["rows", "span", "group_size", "total"])
 def group(
-    x_ptr, y_ptr, z_ptr, table_ptr, counts_ptr, rows, span, group_size,
+    x_ptr, y_ptr, z_ptr, table_ptr, counts_ptr, rows, span, group_size, total,
     V: tl.constexpr, ALL_TAPS: tl.constexpr, TAPS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """MAPX[p,q] = x, MAPY[p,q] = table[x,z], MAPZ[p] = z: every pair in its place, -1 after a tap's last pair."""
+    """MAPX[p,q] = x, MAPY[p,q] = table[x,z], MAPZ[p] = z: every pair in its place, -1 after a tap's last pair.
+
+    The last tap has all groups that are left of `total`.
+    """
     first_tap, block = tl.program_id(0) * TAPS, tl.program_id(1)
     tap = first_tap + tl.arange(0, TAPS)
     every = tl.arange(0, ALL_TAPS)
@@ -60,6 +63,7 @@ def group(
     pairs = tl.load(counts_ptr + tap, mask=tap < V, other=0)
     groups = _groups(pairs, group_size)
     first_group = tl.sum(_groups(earlier, group_size), 0) + tl.cumsum(groups, 0) - groups
+    groups = tl.where(tap == V - 1, total - first_group, groups)
     first_slot = first_group.to(tl.int64) * group_size
 
     done = _pairs_before(counts_ptr, block, tap, V, TAPS, ROWS)
@@ -74,14 +78,14 @@ def group(
         tl.store(y_ptr + slot, neighbour, mask=is_pair)
         done += tl.sum(pair_count, 1)
 
-    # of what a tap has but once, the taps of its groups and the padding of the last, every block writes a share
+    # of what a tap has but once, the taps of its groups and the padding after its pairs, every block writes a share
     first, step = block * ROWS, tl.num_programs(1) * ROWS
     for start in range(first, tl.max(groups, 0), step):
         place = (start + tl.arange(0, ROWS))[None, :]
         group_tap = tl.broadcast_to(tap[:, None], [TAPS, ROWS])
         tl.store(z_ptr + first_group[:, None] + place, group_tap, mask=place < groups[:, None])
     padding = groups.to(tl.int64) * group_size - pairs
-    for start in range(first, group_size, step):
+    for start in range(first, tl.max(padding, 0).to(tl.int32), step):
         place = (start + tl.arange(0, ROWS))[None, :]
         slot, is_padding = (first_slot + pairs)[:, None] + place, place < padding[:, None]
         tl.store(x_ptr + slot, -1, mask=is_padding)

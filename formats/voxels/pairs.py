@@ -42,7 +42,10 @@ def count_into(counts: Tensor, table: Tensor) -> None:
 
 
 def group(table: Tensor, counts: Tensor, groups: int, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return MAPX, MAPY [groups, group_size] and MAPZ [groups] of table[x,z] = y, ascending by tap and then by x."""
+    """Return MAPX, MAPY [groups, group_size] and MAPZ [groups] of table[x,z] = y, ascending by tap and then by x.
+
+    Groups that no pair is left for are of the last tap.
+    """
     rows, volume = table.shape
     MAPX = torch.empty(groups, group_size, dtype=torch.int32, device=table.device)
     MAPY = torch.empty_like(MAPX)
@@ -50,7 +53,7 @@ def group(table: Tensor, counts: Tensor, groups: int, group_size: int) -> tuple[
     if groups:
         taps, step, span, grid = _tiling(rows, volume)
         constants = volume, power_of_2(volume), taps, step
-        _group(grid, (MAPX, MAPY, MAPZ, table, counts), (rows, span, group_size), constants)
+        _group(grid, (MAPX, MAPY, MAPZ, table, counts), (rows, span, group_size, groups), constants)
     return MAPX, MAPY, MAPZ
 
 

@@ -84,13 +84,16 @@ def count(table: Tensor) -> Tensor:
 
 
 def group(table: Tensor, counts: Tensor, groups: int, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return MAPX, MAPY [groups, group_size] and MAPZ [groups] of table[x,z] = y, ascending by tap and then by x."""
+    """Return MAPX, MAPY [groups, group_size] and MAPZ [groups] of table[x,z] = y, ascending by tap and then by x.
+
+    Groups that no pair is left for are of the last tap.
+    """
     rows, volume, device = *table.shape, table.device
     neighbours = table.T.flatten()  # tap by tap
     is_pair = neighbours >= 0
     pairs = counts[0]
     ends = ((pairs + group_size - 1) // group_size).cumsum(0)
-    MAPZ = torch.searchsorted(ends, torch.arange(groups, device=device), right=True).int()
+    MAPZ = torch.searchsorted(ends, torch.arange(groups, device=device), right=True).clamp(max=volume - 1).int()
     # a pair's place: the first of its tap, and how many pairs of that tap came before it
     first = torch.cat([ends.new_zeros(1), ends[:-1]]) * group_size
     before = pairs.cumsum(0) - pairs

@@ -13,6 +13,7 @@ from ..formats.voxels.kernel_map import MOST_TAPS, KernelMap
 from .cost import MEASURED_SUMS, Work, grouping_milliseconds, milliseconds
 
 __all__ = [
+    "BIAS_GRADIENT",
     "GROUPED",
     "GROUP_SIZE",
     "GROUP_SIZE_OF_PARTS",
@@ -56,7 +57,8 @@ WEIGHT_GRADIENT: Form = (
     "dWeight[g,m,MAPZ[p],c] += In[MAPY[p,q],g,c] * dOut[MAPX[p,q],g,m]",
     "dWeight[g,MAPZ[p]] += In[MAPY[p,q],g] * dOut[MAPX[p,q],g]",
 )
-# the same in two statements, neither of which scatters: deterministic
+BIAS_GRADIENT = "dBias[m] += dOut[x,m]"
+# the weight's gradient in two statements, neither of which scatters: deterministic
 GROUP_SUMS: Form = (
     "Part[p,m,c] += In[MAPY[p,q],c] * dOut[MAPX[p,q],m]",
     "Part[p,g,m,c] += In[MAPY[p,q],g,c] * dOut[MAPX[p,q],g,m]",

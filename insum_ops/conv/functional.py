@@ -340,7 +340,7 @@ def _gradients(
     if wanted[1]:
         d_weight = _weight_gradient(backward, call.of_weight)
     if wanted[2:] == (True,):
-        d_bias = _as_type(dOut.sum(0), bias_dtype or dOut.dtype)
+        d_bias = _as_type(insum(forms.BIAS_GRADIENT, dOut=dOut), bias_dtype or dOut.dtype)
     return d_features, d_weight, d_bias
 
 

@@ -16,6 +16,10 @@ from .forms import STATIONARY, TILED, Form
 
 __all__ = ["drop", "groups_by_tap", "has", "maps", "neighbours", "operands_of"]
 
+# What divides the number of a map's groups. Clouds that are new at every step have ever other numbers of groups, and a
+# kernel, with its launch plan, is for one number if it is short: 64 numbers are four so.
+MULTIPLE = 16
+
 
 def operands_of(kernel_map: KernelMap, form: Form, size: int) -> tuple[dict[str, Tensor], OwnedRows | None]:
     """Return what a form reads of the map, in groups or tiles of `size`, and the fact that tiles own their rows."""
@@ -74,7 +78,7 @@ def maps(kernel_map: KernelMap, group_size: int) -> dict[str, Tensor]:
         voxels = min(kernel_map.num_inputs, kernel_map.num_outputs)
         fitting = group_size if voxels >= group_size else max(16, 1 << (voxels - 1).bit_length())
         with outside_transforms():
-            grouped = kernel_map.grouped(fitting)
+            grouped = kernel_map.grouped(fitting, MULTIPLE)
         _remember(grouped.MAPX, -1, kernel_map.num_outputs)
         _remember(grouped.MAPY, -1, kernel_map.num_inputs)
         _remember(grouped.MAPZ, 0, kernel_map.volume)
@@ -87,7 +91,7 @@ def groups_by_tap(kernel_map: KernelMap, group_size: int) -> Tensor:
     """Return MAPP[z,s], the groups of each tap."""
     MAPP: Tensor | None = kernel_map.memory.get("MAPP")
     if MAPP is None:
-        grouped = kernel_map.grouped(group_size)
+        grouped = kernel_map.grouped(group_size, MULTIPLE)
         with outside_transforms():
             MAPP = grouped.by_tap(kernel_map.volume)
         _remember(MAPP, -1, len(grouped.MAPZ))

@@ -14,11 +14,10 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from ..compiler import InsumError, OperandError, ShapeError, shortened
-from ..formats.torch_state import is_traced, wants_gradient
+from ..compiler import OperandError, ShapeError
+from ..formats.torch_state import wants_gradient
 from ..linear.layer import BlockSparseLinear
 from ..linear.patterns import block_norms, check_density, check_mask, inside, largest, num_blocks, row_bounds, uniform
-from ..linear.product import product
 from ..linear.remap import check_optimizer, holders
 from ..linear.sharded import held_weight, shards_of
 from .agreement import gathered_numbers, gathered_objects, on_all_ranks
@@ -73,7 +72,7 @@ class SplitLayer(BlockSparseLinear):
         mesh = self.style["mesh"]
         with on_all_ranks(mesh) as ranks:
             count = num_blocks(check_density(density), self.whole_grid)
-            self.as_format()  # refuses what is no pattern
+            self._format(self.weight, is_compiled=False)  # refuses what is no pattern
             ranks.equal("density", repr(density), "prune to the same density on every rank")
         stored = sum(own for (own,) in gathered_numbers([self.coords.shape[1]], mesh))
         if count > stored:
@@ -183,13 +182,7 @@ class SplitLayer(BlockSparseLinear):
             if x.device != self.coords.device:
                 raise OperandError(f"x is on {x.device} but the layer is on {self.coords.device}; move one with .to()")
             x = x if take is None else take(x)
-            W = self._traced_format() if is_traced([x, self._parameter("weight")]) else self.as_format()
-            try:
-                is_padded = W.shape != (self.out_features, self.in_features)
-                y = product(x, W, bias, lambda: self._product(x, W, bias), is_padded)
-            except InsumError as error:
-                raise shortened(error) from error.__cause__
-        return y
+            return self._multiplied(x, self._parameter("weight"), bias)
 
     def _shared(self, x: Tensor) -> Tensor:
         """Return an input that all ranks have, whose gradient is the sum of what each finds."""

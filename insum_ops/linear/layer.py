@@ -21,6 +21,7 @@ from ..formats.torch_state import (
     is_compiling,
     is_traced,
     may_autocast,
+    modes,
 )
 from ..not_scripted import NotScripted
 from .patterns import (
@@ -270,13 +271,10 @@ class BlockSparseLinear(NotScripted, nn.Module):
                 "x is a nested tensor; pass a padded one, as x.to_padded_tensor(0.0), and give an "
                 "nn.TransformerEncoder that makes them enable_nested_tensor=False"
             )
-        weight, bias = self._parameter("weight"), self._parameter("bias")
-        W = self._traced_format() if is_traced((x, weight)) else self._format(weight)
-        try:
-            is_padded = W.shape != (self.out_features, self.in_features)
-            return product(x, W, bias, lambda: self._product(x, W, bias), is_padded)
-        except InsumError as error:
-            raise shortened(error) from error.__cause__
+        own = self._parameters  # as in `_parameter`, whose calls would cost more than what they do
+        weight: Any = own["weight"] if "weight" in own else self.weight  # noqa: SIM401 - asked for only if it is gone
+        bias = own["bias"] if "bias" in own else self.bias  # noqa: SIM401
+        return self._multiplied(x, weight, bias)
 
     if TYPE_CHECKING:
         # nn.Module's own returns Any
@@ -287,6 +285,19 @@ class BlockSparseLinear(NotScripted, nn.Module):
         weight, blocks, grid = self._parameter("weight"), self.block_size, self.grid
         shape = grid[0] * blocks[0], grid[1] * blocks[1]
         return FormatParts(f"BlockCOO;0;{blocks[0]},{blocks[1]};*", shape, weight, [self.coords])
+
+    def _multiplied(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the product, by its launch plan if it has one and neither a tracer nor a mode may follow the call."""
+        is_followed = is_compiling() or modes() > 0
+        is_operator = is_followed and is_traced((x, weight))
+        W = self._traced_format() if is_operator else self._format(weight, is_followed and is_compiling())
+        try:
+            if is_followed:
+                return self._product(x, W, bias)
+            is_padded = W.shape != (self.out_features, self.in_features)
+            return product(x, W, bias, lambda: self._product(x, W, bias), is_padded)
+        except InsumError as error:
+            raise shortened(error) from error.__cause__
 
     def _product(self, x: Tensor, W: BlockCOO | FormatParts, bias: Tensor | None) -> Tensor:
         """Check x, and multiply it by blocks that may reach beyond the layer's sizes."""
@@ -338,7 +349,7 @@ class BlockSparseLinear(NotScripted, nn.Module):
                     f"density is {density}, which is {count} blocks, but {stored} are stored; set_pattern_ adds blocks"
                 )
             if shards is None:
-                self.as_format()  # refuses what is no pattern
+                self._format(self.weight, is_compiling())  # refuses what is no pattern
             self._settle()
         weight = self.weight.detach() if shards is None else shards.whole()
         rows, columns = self.coords.long()
@@ -435,7 +446,7 @@ class BlockSparseLinear(NotScripted, nn.Module):
             put_states(moved, self.weight)  # nothing has changed before, so that nothing is left half changed
             resize_(self.weight, blocks)
             self.coords, self._is_undrawn = coords, False
-            self.as_format()  # known anew now, since the next call may be a compiled one
+            self._format(self.weight, is_compiling())  # known anew now, since the next call may be a compiled one
 
     @property
     def mask(self) -> Tensor:
@@ -452,11 +463,11 @@ class BlockSparseLinear(NotScripted, nn.Module):
     def as_format(self) -> BlockCOO:
         """Return the weight as the statement reads it, with its sides rounded up to whole blocks.
 
-        It is for `explain(layer.EXPR, X=x, W=layer.as_format())`. What is worked out of a pattern is kept as long as
-        the pattern.
+        It is for `explain(layer.EXPR, X=x, W=layer.as_format())`.
 
         Returns:
-            A `BlockCOO` [out_blocks * block_size[0], in_blocks * block_size[1]] over `weight`, not a copy.
+            A `BlockCOO` [out_blocks * block_size[0], in_blocks * block_size[1]] over `weight`, not a copy, and over a
+            copy of the pattern.
 
         Raises:
             OperandError: `coords` was overwritten with another pattern, or lists none, as after `to_empty`.
@@ -466,12 +477,15 @@ class BlockSparseLinear(NotScripted, nn.Module):
             >>> BlockSparseLinear(60, 64, block_size=16, density=0.5).as_format().shape
             (64, 64)
         """
-        return self._format(self._parameter("weight"))
+        return self._format(self._parameter("weight"), is_compiling()).as_shared()
 
-    def _format(self, weight: Tensor) -> BlockCOO:
-        """Return what `as_format` does, for the layer's weight."""
+    def _format(self, weight: Tensor, is_compiled: bool) -> BlockCOO:
+        """Return the layer's weight as the statement reads it, over a pattern that nobody else has.
+
+        If a tracer reads the code, the pattern is not compared with `coords`.
+        """
         cached = self._weight_format
-        if cached is None or not (is_compiling() or cached.is_of(self._buffers["coords"])):
+        if cached is None or not (is_compiled or cached.is_of(self._buffers["coords"])):
             self._settle()
             cached = make_weight_format(self.coords, weight, self.grid, cached)
             if may_keep(cached.coords, cached.pattern, cached.form.values):
@@ -518,7 +532,8 @@ class BlockSparseLinear(NotScripted, nn.Module):
             >>> BlockSparseLinear(60, 64, block_size=16, density=0.5).to_dense().shape
             torch.Size([64, 60])
         """
-        return self.as_format().to_dense()[: self.out_features, : self.in_features]
+        form = self._format(self._parameter("weight"), is_compiling())
+        return form.to_dense()[: self.out_features, : self.in_features]
 
     def to_linear(self) -> nn.Linear:
         """Return an `nn.Linear` that computes the same.

@@ -17,6 +17,7 @@ from ..functional import insum
 __all__ = ["EXPR", "product"]
 
 EXPR = "Y[t,o] += X[t,i] * W[o,i]"
+BIAS_GRADIENT = "dBias[o] += dY[t,o]"
 
 
 def product(
@@ -29,23 +30,24 @@ def product(
     """Return x [..., i] by W [o, i] as [..., o], sums starting from the bias [o].
 
     A call that has no launch plan yet calls `run` instead, in which a layer checks x; what is more, it pads x and cuts
-    the product if `is_padded`.
+    the product if `is_padded`. With a `run` no tracer may read the code.
     """
-    if isinstance(W, FormatParts) or is_compiling():
-        return _evaluate(x, W, bias) if run is None else run()
+    if run is None and (isinstance(W, FormatParts) or is_compiling()):
+        return _evaluate(x, W, bias)
+    assert not isinstance(W, FormatParts)
     cache, marks, tensors = W.memory, (EXPR, is_padded), (x, W.values) if bias is None else (x, W.values, bias)
     value = replayed(cache, marks, tensors, (), W)
     if value is not None:
         return value  # type: ignore[no-any-return]
     if not wants_gradient(tensors):
         anew = run or (lambda: _evaluate(x, W, bias))
-        return planned(cache, marks, lambda *_: anew(), tensors, owned=W.coords)  # type: ignore[no-any-return]
+        return planned(cache, marks, lambda *_: anew(), tensors, owned=W)  # type: ignore[no-any-return]
     if run is not None:
         return run()
     if not is_free() or (bias is not None and bias.dtype != x.dtype):
         return _evaluate(x, W, bias)
     with torch.no_grad():
-        value = planned(cache, marks, lambda *_: _evaluate(x, W, bias), tensors, owned=W.coords)
+        value = planned(cache, marks, lambda *_: _evaluate(x, W, bias), tensors, owned=W)
     result = _Product.apply((W, value), *tensors)
     keep_learning(cache, marks, tensors, _learn)
     return result  # type: ignore[no-any-return]
@@ -67,7 +69,7 @@ def _rows(x: Tensor) -> Tensor:
 
 def _plans(ctx: Any, saved: tuple[Tensor, ...], _: Tensor) -> Any:
     W = ctx.W
-    return W.memory, EXPR, saved, (), False, W.coords
+    return W.memory, EXPR, saved, (), False, W
 
 
 def _gradients(ctx: Any, wanted: tuple[bool, ...], upstream: Tensor, x: Tensor, weight: Tensor) -> Any:
@@ -77,7 +79,7 @@ def _gradients(ctx: Any, wanted: tuple[bool, ...], upstream: Tensor, x: Tensor, 
     d_weight, d_x = gradients_of(evaluate, EXPR, "W", W, {"X": _rows(x)}, dY, (wanted[2], wanted[1]))
     if d_x is not None and x.ndim != 2:
         d_x = d_x.view(x.shape)
-    return None, d_x, d_weight, *[dY.sum(0) if wants_bias else None for wants_bias in wanted[3:]]
+    return None, d_x, d_weight, *[insum(BIAS_GRADIENT, dY=dY) if wants_bias else None for wants_bias in wanted[3:]]
 
 
 class _Product(torch.autograd.Function):

@@ -68,5 +68,6 @@ def make_weight_format(
         if not isinstance(weight, nn.Parameter):  # torch.func passes it for one call, which it must not outlive
             weight = torch.zeros((), dtype=weight.dtype, device=weight.device).expand(weight.shape)
         form = BlockCOO((rows, columns), weight, (grid[0] * height, grid[1] * width), block_size=(height, width))
+        form = form.as_private()
         _ = form.facts, form.regroup(1).facts  # computed now: a later call, with its gradients, may be traced
     return WeightFormat(form, pattern, coords, guard)

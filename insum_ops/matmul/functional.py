@@ -140,10 +140,10 @@ def spmm(A: Any, B: Tensor, reduce: Reduce = "sum", *others: NoReturn) -> Tensor
                 if C is not None:
                     return C  # type: ignore[no-any-return]
                 if not wants_gradient((A, B)):
-                    return planned(plans, marks, lambda *_: _spmm(form, B, reduce), tensors, owned=form.coords)  # type: ignore[no-any-return]
+                    return planned(plans, marks, lambda *_: _spmm(form, B, reduce), tensors, owned=form)  # type: ignore[no-any-return]
         elif type(A) in FORMATS and not wants_gradient((A.values, B)):
             tensors = (A.values, B)
-            return planned(A.memory, ("spmm", reduce), lambda *_: _spmm(A, B, reduce), tensors, owned=A.coords)  # type: ignore[no-any-return]
+            return planned(A.memory, ("spmm", reduce), lambda *_: _spmm(A, B, reduce), tensors, owned=A)  # type: ignore[no-any-return]
         return _spmm(A, B, reduce)
     except (InsumError, FormatError) as error:
         raise shortened(error) from error.__cause__
@@ -256,7 +256,7 @@ def _refuse_dense(A: Any, B: Any) -> NoReturn:
 def _trained(listed: Tensor, source: SparseSource | Edges, B: Tensor) -> Tensor:
     """Return the sum of products with a matrix whose values are `listed` by their source, with gradients for them."""
     arranged, statement = source.arranged, SUM[B.ndim - 1]
-    plans, coords = arranged.memory, arranged.pattern.coords
+    plans, pattern = arranged.memory, arranged.pattern
 
     def product(entries: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
         """Return the product, and the values over the format's slots, which its gradients read again."""
@@ -267,10 +267,10 @@ def _trained(listed: Tensor, source: SparseSource | Edges, B: Tensor) -> Tensor:
         if isinstance(source, SparseSource):
             form = source.filled or source.format(listed)
             slots, run = form.values, lambda slots, B: insum(statement, A=form, B=B)
-            C = planned(plans, TRAINED, run, (slots, B), owned=coords)
+            C = planned(plans, TRAINED, run, (slots, B), owned=pattern)
         else:  # weights of edges change at most calls, so that the plan gathers them
             operands = source.entries(listed), B
-            C, slots = planned(plans, ("trained", statement), product, operands, owned=coords)
+            C, slots = planned(plans, ("trained", statement), product, operands, owned=pattern)
     result = _Trained.apply((source, statement, slots, C), listed, B)
     if isinstance(source, SparseSource):
         keep_learning(plans, TRAINED, (slots, B), _learn)
@@ -281,7 +281,7 @@ def _plans(ctx: Any, saved: tuple[Tensor, Tensor, Tensor], _: Tensor) -> Any:
     (listed, slots, B), source = saved, ctx.source
     tensors = (source.slots(listed) if is_grad_enabled() else slots), B  # to be differentiated, of the values as listed
     arranged = source.arranged
-    return arranged.memory, ("trained", ctx.statement), tensors, (), False, arranged.pattern.coords
+    return arranged.memory, ("trained", ctx.statement), tensors, (), False, arranged.pattern
 
 
 def _gradients(ctx: Any, wanted: tuple[bool, ...], upstream: Tensor, slots: Tensor, B: Tensor) -> Any:

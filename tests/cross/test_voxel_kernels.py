@@ -52,7 +52,7 @@ def test_the_hash_compiles(sm, key, to_coarse):
 def test_the_kernels_of_pairs_compile(sm, volume):
     taps, rows, _, _ = _tiling(100_000, volume)
     assert taps * rows == TILE
-    sizes = dict.fromkeys(("rows", "span", "group_size", "entries"), "i32")
+    sizes = dict.fromkeys(("rows", "span", "group_size", "total", "entries"), "i32")
     constants = {"V": volume, "TAPS": taps, "ROWS": rows}
     counting = built(pairs.count, sm, constants, sizes, WARPS)
     grouping = built(pairs.group, sm, {**constants, "ALL_TAPS": 1 << (volume - 1).bit_length()}, sizes, WARPS)

@@ -338,6 +338,17 @@ def test_each_direction_is_one_kernel_without_atomics():
     assert "ptr_of_seed" in forward.source
 
 
+def test_a_caller_may_write_to_the_pattern_of_a_format():
+    """It is a copy: a layer does not ask at each call whether its own was written to."""
+    layer = made(64, 48, 16)
+    x = random_input(layer, 5).requires_grad_()
+    for at in range(6):
+        assert_equals_twin(layer, x)
+        form = layer.as_format()
+        form.coords[at % 2].fill_(at // 2)
+        form.regroup(1).coords[1 - at % 2].fill_(0)
+
+
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own tracer does it
 @pytest.mark.skipif(IS_INTERPRETED, reason="tracing never reaches a kernel")
 def test_it_compiles_under_autocast():

@@ -27,7 +27,7 @@ KERNELS = {
     "look_up": (voxel_hash._look_up, 4, 9, (AXES, 27, False, 256)),
     "place": (voxel_hash._place, 5, 5, (3, 256)),
     "count": (voxel_pairs._count, 2, 2, (27, 32, 128)),
-    "group": (voxel_pairs._group, 5, 3, (27, 32, 32, 128)),
+    "group": (voxel_pairs._group, 5, 4, (27, 32, 32, 128)),
     "swap": (voxel_pairs._swap, 2, 1, (27, 1024)),
     "key": (voxel_tiles._key, 3, 2, (27, 32, 128)),
     "count of tiles": (voxel_tiles._count, 3, 1, (27, 32, 128)),

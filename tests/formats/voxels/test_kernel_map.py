@@ -135,6 +135,14 @@ def test_groups_hold_the_same_pairs(geometry, group_size):
         for tap, row in enumerate(groups.tolist()):
             expected = (tap == grouped.MAPZ).nonzero().flatten().tolist()
             assert row == expected + [-1] * (groups.shape[1] - len(expected))
+        filled, count = one.grouped(group_size, multiple_of=16), len(grouped.MAPZ)
+        assert len(filled.MAPZ) == -(-count // 16) * 16
+        for longer, shorter in zip(vars(filled).values(), vars(grouped).values()):
+            assert torch.equal(longer[:count], shorter)
+        assert filled.MAPX[count:].eq(-1).all()
+        assert filled.MAPY[count:].eq(-1).all()
+        assert filled.MAPZ[count:].eq(one.volume - 1).all()
+        assert torch.equal(filled.by_tap(one.volume), groups)
 
 
 @pytest.mark.every_route
@@ -375,6 +383,8 @@ def test_a_mistake_is_named(wrong, message):
 def test_a_group_holds_a_pair():
     with pytest.raises(FormatError, match=r"^group_size is 0; a group holds at least one pair$"):
         kernel_map(GOOD, [3, 4], 2, 3).grouped(0)
+    with pytest.raises(FormatError, match=r"^multiple_of is 0; it divides the number of groups$"):
+        kernel_map(GOOD, [3, 4], 2, 3).grouped(multiple_of=0)
 
 
 def test_pairs_are_counted_once():

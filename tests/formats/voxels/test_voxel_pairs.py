@@ -44,10 +44,18 @@ def check_groups(maker, table, group_size):
     expected = listed(table, group_size)
     counts = maker.count(table)
     assert counts[0].tolist() == [sum(y >= 0 for y in column) for column in table.T.tolist()]
-    found = maker.group(table, counts, len(expected[2]), group_size)
-    for one, other, shape in zip(found, expected, ((-1, group_size), (-1, group_size), (-1,))):
-        assert one.dtype == torch.int32
-        assert torch.equal(one.cpu(), torch.tensor(other, dtype=torch.int32).view(len(expected[2]), *shape[1:]))
+    for more in (0, 3) if expected[2] else (0,):  # groups that no pair is left for
+        total = len(expected[2]) + more
+        found = maker.group(table, counts, total, group_size)
+        absent = [-1] * group_size
+        filled = [
+            expected[0] + [absent] * more,
+            expected[1] + [absent] * more,
+            expected[2] + [table.shape[1] - 1] * more,
+        ]
+        for one, other, shape in zip(found, filled, ((-1, group_size), (-1, group_size), (-1,))):
+            assert one.dtype == torch.int32
+            assert torch.equal(one.cpu(), torch.tensor(other, dtype=torch.int32).view(total, *shape[1:]))
 
 
 @pytest.mark.sampled

@@ -16,7 +16,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .check import check_inside
-from .group_size import groups_of
+from .device_kernels import runs_kernels
+from .group_size import SIZES_ON_GPU, groups_of, size_and_groups
+
+try:
+    from . import layouts
+except ImportError:  # no Triton, not on Linux
+    layouts = None  # type: ignore[assignment]
 
 Sizes = tuple[int, ...]
 
@@ -95,10 +101,10 @@ def scatter_dense(entries: Entries, shape: Sizes, block_size: Sizes | None) -> T
 
 def merge(entries: Entries, grid: Sizes, group_dim: int) -> Entries:
     """Return entries ordered by the group dimension first, with duplicates added; refuse any outside of the grid."""
-    keys = _keys(entries.coords, grid, group_dim)
-    if check_inside(entries.coords, grid, (keys[1:] > keys[:-1]).all()):
-        return entries
-    return _add_up(entries.coords, keys, (), entries.values, ())
+    keys, is_inside, is_ascending = entry_keys(entries.coords, grid, group_dim)
+    if not is_inside:
+        check_inside(entries.coords, grid)
+    return entries if is_ascending else _add_up(entries.coords, keys, (), entries.values, ())
 
 
 def merge_into_blocks(elements: Entries, grid: Sizes, group_dim: int, block_size: Sizes) -> Entries:
@@ -109,6 +115,27 @@ def merge_into_blocks(elements: Entries, grid: Sizes, group_dim: int, block_size
     sizes = elements.coords.new_tensor(block_size)[:, None]
     coords, within = elements.coords // sizes, elements.coords % sizes
     return _add_up(coords, _keys(coords, grid, group_dim), tuple(within), elements.values, block_size)
+
+
+def entry_keys(coords: Tensor, grid: Sizes, group_dim: int) -> tuple[Tensor, bool, bool]:
+    """Return a number for each of the entries [ndim, E] by which they are sorted, the group dimension first.
+
+    Then come whether all of them lie inside the grid, and whether the numbers ascend, so that the entries are sorted
+    and distinct. The host waits for both at once.
+    """
+    if coords.shape[1] == 0:
+        return _keys(coords, grid, group_dim), True, True
+    if _has_kernels(coords, grid):
+        other = 1 - group_dim
+        keys, faults = layouts.list_keys(coords[group_dim], coords[other], (grid[group_dim], grid[other]))
+        outside, descending = faults.tolist()
+        return keys, outside == 0, descending == 0
+    keys = _keys(coords, grid, group_dim)
+    lowest, highest = coords.aminmax(dim=1)
+    is_ascending = (keys[1:] > keys[:-1]).all().to(coords.dtype)
+    *bounds, answer = torch.cat([lowest, highest, is_ascending.view(1)]).tolist()
+    is_inside = min(bounds[: len(grid)]) >= 0 and all([high < size for high, size in zip(bounds[len(grid) :], grid)])
+    return keys, is_inside, bool(answer)
 
 
 def sort_order(coords: Tensor, grid: Sizes, group_dim: int) -> Tensor:
@@ -126,6 +153,8 @@ def lay_out_groups(
 ) -> Layout:
     """Return the layout of GroupCOO: a row's entries fill groups, the last one padded; an empty row has no group."""
     rows, ones = coords[group_dim], len(grid) == 2 and not is_blocked
+    if ones and len(rows) and _has_kernels(coords, grid):
+        return _lay_out_by_kernels(coords.contiguous(), grid, group_dim, group_size)
     positions = _positions_in_row(rows)
     size, num_groups = groups_of(positions, group_size, ones and coords.is_cuda) if len(rows) else (group_size or 1, 0)
     within = positions % size
@@ -133,6 +162,22 @@ def lay_out_groups(
     rows = rows.to(_coord_dtype(grid[group_dim]))
     group_rows = rows.new_empty(num_groups).scatter_(0, group, rows)
     return _pad(coords, grid, group_dim, within.add_(group, alpha=size), (num_groups, size), group_rows)
+
+
+def _lay_out_by_kernels(coords: Tensor, grid: Sizes, group_dim: int, group_size: int | None) -> Layout:
+    """Return what `lay_out_groups` does for a matrix on a GPU; the host waits once."""
+    rows, columns = coords[group_dim], coords[1 - group_dim]
+    positions, counts = layouts.survey(rows, len(SIZES_ON_GPU))
+    fullest, num_rows, *groups = counts.tolist()
+    size, num_groups = size_and_groups(len(rows), num_rows, fullest + 1, groups, positions, group_size)
+    dtypes = _coord_dtype(grid[group_dim]), _coord_dtype(grid[1 - group_dim])
+    AM, AK, *filled = layouts.place(rows, columns, positions, (num_groups, size), dtypes)
+    return Layout((AM, AK) if group_dim == 0 else (AK, AM), Gather(*filled))
+
+
+def _has_kernels(coords: Tensor, grid: Sizes) -> bool:
+    """Whether kernels take the coordinates of a matrix, whose places and entries they can count."""
+    return len(grid) == 2 and prod(grid) < 2**63 and coords.shape[1] < 2**31 and runs_kernels(coords)
 
 
 def lay_out_rows(coords: Tensor, grid: Sizes, group_dim: int) -> Layout:
@@ -169,7 +214,10 @@ def _keys(coords: Tensor, grid: Sizes, group_dim: int) -> Tensor:
 def _add_up(coords: Tensor, keys: Tensor, within: Sequence[Tensor], values: Tensor, block_size: Sizes) -> Entries:
     """Return one entry per distinct key, in order; its block sums the values with that key, each put at `within`."""
     keys, order = keys.sort(stable=True)
-    is_first = torch.cat([keys.new_ones(min(len(keys), 1), dtype=torch.bool), keys[1:] != keys[:-1]])
+    is_new = keys[1:] != keys[:-1]
+    if not block_size and bool(is_new.all()):
+        return Entries(coords.index_select(1, order), values.index_select(0, order))
+    is_first = torch.cat([is_new.new_ones(min(len(keys), 1)), is_new])
     first = order[is_first]
     into = torch.zeros_like(order).scatter(0, order, is_first.cumsum(0) - 1)
     merged = values.new_zeros(len(first), *(block_size or values.shape[1:]))

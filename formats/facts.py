@@ -23,7 +23,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .device_kernels import runs_kernels
 from .errors import FormatError
+
+try:
+    from . import layouts
+except ImportError:  # no Triton, not on Linux
+    layouts = None  # type: ignore[assignment]
 
 __all__ = [
     "ConstantTables",
@@ -276,6 +282,8 @@ def row_facts(rows: Tensor, num_rows: int, cut: int = 0) -> RowFacts:
     >>> facts.pointers.tolist(), facts.is_shared.tolist(), facts.rows_to_zero.tolist(), facts.order.tolist()
     ([0, 1, 1, 3, 3], [False, True, True], [1, 2, 3], [2, 0, 1, 3])
     """
+    if len(rows) and num_rows and max(len(rows), num_rows) < 2**31 and runs_kernels(rows):
+        return _facts_by_kernels(rows.contiguous(), num_rows, cut)
     rows = rows.long()
     bounds = torch.arange(num_rows + 1, device=rows.device)
     pointers = torch.searchsorted(rows, bounds, out_int32=len(rows) < 2**31)
@@ -292,6 +300,16 @@ def row_facts(rows: Tensor, num_rows: int, cut: int = 0) -> RowFacts:
         pieces=pieces,
         cut=cut,
     )
+
+
+def _facts_by_kernels(rows: Tensor, num_rows: int, cut: int) -> RowFacts:
+    """Return what `row_facts` does, on a GPU; the host waits once."""
+    pointers, lengths, ends = layouts.point(rows, num_rows, cut)
+    order = lengths.argsort(descending=True, stable=True).int()
+    pieces, zeros = divmod(int(ends[-1]), 2**32)
+    places = piece_count(num_rows, len(rows), cut) if cut else 0
+    to_zero, is_shared, found = layouts.spread(rows, pointers, ends, (pieces, zeros), cut, places, NEAR)
+    return RowFacts(pointers, is_shared, to_zero, order, found, cut)
 
 
 def piece_count(num_rows: int, num_groups: int, cut: int) -> int:

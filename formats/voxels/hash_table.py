@@ -11,7 +11,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from .fixed_kernel import FixedKernel
+from ..fixed_kernel import FixedKernel
 from .geometry import Geometry
 from .grid import VoxelGrid
 from .kernels import insert, look_up, place

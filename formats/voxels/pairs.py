@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from . import pair_kernels as kernels
-from .fixed_kernel import FixedKernel
+from ..fixed_kernel import FixedKernel
 
 __all__ = ["count", "count_into", "counts_shape", "group", "power_of_2", "swap"]
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..guard import may_keep
 from . import tile_kernels as kernels
-from .fixed_kernel import FixedKernel
+from ..fixed_kernel import FixedKernel
 from .pairs import power_of_2
 from .sort import stretch
 

@@ -26,7 +26,6 @@ from insum_ops import sddmm, spmm
 from insum_ops.formats import GroupCOO
 from insum_ops.identity_cache import ByIdentity
 from insum_ops.matmul import edges as edges_module
-from insum_ops.matmul import lifetimes
 from insum_ops.matmul import torch_sparse as sparse_source
 from insum_ops.matmul.arrange import Arranged
 from insum_ops.matmul.operands import as_format
@@ -54,7 +53,6 @@ def counted(monkeypatch) -> dict[str, int]:
         return write(self, values)
 
     monkeypatch.setattr(Arranged, "write", counting_write)
-    monkeypatch.setattr(lifetimes, "SEVERAL", 2**31)
     return counts
 
 

@@ -10,8 +10,8 @@ import torch
 import triton
 from torch import Tensor
 
-from ..errors import FormatError
-from ..guard import is_real
+from .errors import FormatError
+from .guard import is_real
 
 __all__ = ["FixedKernel"]
 

@@ -17,7 +17,8 @@ from torch.nn.functional import pad
 
 from .check import check_inside
 from .device_kernels import runs_kernels
-from .group_size import SIZES_ON_GPU, groups_of, size_and_groups
+from .facts import RowFacts, facts_by_kernels
+from .group_size import LONGEST_PIECE, groups_of, piece_size, size_on_gpu
 
 try:
     from . import layouts
@@ -25,6 +26,7 @@ except ImportError:  # no Triton, not on Linux
     layouts = None  # type: ignore[assignment]
 
 Sizes = tuple[int, ...]
+SURVEYED = tuple(2**power for power in range(LONGEST_PIECE.bit_length()))  # sizes of groups and of pieces of rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +63,7 @@ class Layout:
 
     coords: tuple[Tensor | None, ...]
     gather: Gather | None  # None: value e is entry e
+    facts: RowFacts | None = None  # about the rows of the groups; None: not worked out yet
 
 
 def block_grid(shape: Sizes, block_size: Sizes | None) -> Sizes:
@@ -164,15 +167,24 @@ def lay_out_groups(
     return _pad(coords, grid, group_dim, within.add_(group, alpha=size), (num_groups, size), group_rows)
 
 
+@torch.inference_mode(False)  # facts are kept, and must be good for training too
 def _lay_out_by_kernels(coords: Tensor, grid: Sizes, group_dim: int, group_size: int | None) -> Layout:
-    """Return what `lay_out_groups` does for a matrix on a GPU; the host waits once."""
+    """Return what `lay_out_groups` does for a matrix on a GPU, with the facts about its rows; the host waits once."""
     rows, columns = coords[group_dim], coords[1 - group_dim]
-    positions, counts = layouts.survey(rows, len(SIZES_ON_GPU))
-    fullest, num_rows, *groups = counts.tolist()
-    size, num_groups = size_and_groups(len(rows), num_rows, fullest + 1, groups, positions, group_size)
+    positions, counts = layouts.survey(rows, len(SURVEYED))
+    fullest, num_rows, *counted = counts.tolist()
+    groups, rows_with_several = counted[: len(SURVEYED)], counted[len(SURVEYED) :]
+    size = group_size or size_on_gpu(len(rows), num_rows, fullest + 1, groups)
+    num_groups = groups[SURVEYED.index(size)] if size in SURVEYED else int((positions % size == 0).sum())
     dtypes = _coord_dtype(grid[group_dim]), _coord_dtype(grid[1 - group_dim])
-    AM, AK, *filled = layouts.place(rows, columns, positions, (num_groups, size), dtypes)
-    return Layout((AM, AK) if group_dim == 0 else (AK, AM), Gather(*filled))
+    AM, AK, source, is_padding = layouts.place(rows, columns, positions, (num_groups, size), dtypes)
+    facts = None
+    cut = piece_size(num_groups) if size == 1 else 0
+    if (cut or size) in SURVEYED and grid[group_dim] < 2**31:
+        at = SURVEYED.index(cut or size)
+        totals = groups[at], grid[group_dim] - num_rows + rows_with_several[at]
+        facts = facts_by_kernels(AM, grid[group_dim], cut, totals)
+    return Layout((AM, AK) if group_dim == 0 else (AK, AM), Gather(source, is_padding), facts)
 
 
 def _has_kernels(coords: Tensor, grid: Sizes) -> bool:

@@ -38,6 +38,7 @@ __all__ = [
     "RowFacts",
     "Tables",
     "WrittenOnce",
+    "facts_by_kernels",
     "longest_first",
     "piece_count",
     "row_facts",
@@ -283,7 +284,7 @@ def row_facts(rows: Tensor, num_rows: int, cut: int = 0) -> RowFacts:
     ([0, 1, 1, 3, 3], [False, True, True], [1, 2, 3], [2, 0, 1, 3])
     """
     if len(rows) and num_rows and max(len(rows), num_rows) < 2**31 and runs_kernels(rows):
-        return _facts_by_kernels(rows.contiguous(), num_rows, cut)
+        return facts_by_kernels(rows.contiguous(), num_rows, cut)
     rows = rows.long()
     bounds = torch.arange(num_rows + 1, device=rows.device)
     pointers = torch.searchsorted(rows, bounds, out_int32=len(rows) < 2**31)
@@ -302,13 +303,17 @@ def row_facts(rows: Tensor, num_rows: int, cut: int = 0) -> RowFacts:
     )
 
 
-def _facts_by_kernels(rows: Tensor, num_rows: int, cut: int) -> RowFacts:
-    """Return what `row_facts` does, on a GPU; the host waits once."""
+def facts_by_kernels(rows: Tensor, num_rows: int, cut: int, totals: tuple[int, int] | None = None) -> RowFacts:
+    """Return what `row_facts` does, on a GPU.
+
+    `totals` are how many groups, or pieces if rows are cut, and rows with another number of them than one there are;
+    None if the host is to wait for them.
+    """
     pointers, lengths, ends = layouts.point(rows, num_rows, cut)
-    order = lengths.argsort(descending=True, stable=True).int()
-    pieces, zeros = divmod(int(ends[-1]), 2**32)
+    pieces, zeros = divmod(int(ends[-1]), 2**32) if totals is None else totals
     places = piece_count(num_rows, len(rows), cut) if cut else 0
     to_zero, is_shared, found = layouts.spread(rows, pointers, ends, (pieces, zeros), cut, places, NEAR)
+    order = lengths.argsort(descending=True, stable=True).int()
     return RowFacts(pointers, is_shared, to_zero, order, found, cut)
 
 

@@ -28,7 +28,7 @@ def _place_of(sorted_ptr, value, count, steps):
 def list_keys(
     keys_ptr, faults_ptr, rows_ptr, columns_ptr, entries, stride, row_count, column_count, BLOCK: tl.constexpr
 ):
-    """keys[e] = rows[e] * column_count + columns[e]; counts what is outside, and what is not above the key before it."""
+    """keys[e] = rows[e] * column_count + columns[e]; faults: how many are outside, and not above the one before."""
     entry = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     is_entry = entry < entries
     row = tl.load(rows_ptr + entry * stride, mask=is_entry, other=0).to(tl.int64)
@@ -45,19 +45,20 @@ def list_keys(
 
 @triton.jit(do_not_specialize=["entries", "steps"])
 def survey(positions_ptr, counts_ptr, rows_ptr, entries, steps, SIZES: tl.constexpr, BLOCK: tl.constexpr):
-    """positions[e] = entries of e's row before it; counts[0] = the largest, [1] = rows, [2+s] = groups of 2**s."""
+    """positions[e] = entries of e's row before it; counts: the largest, rows, groups of 2**s, rows with several."""
     entry = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     is_entry = entry < entries
     row = tl.load(rows_ptr + entry, mask=is_entry, other=0).to(tl.int64)
     position = entry - _place_of(rows_ptr, row, entries, steps)
-    position = tl.where(is_entry, position, 0)
     tl.store(positions_ptr + entry, position, mask=is_entry)
+    position = tl.where(is_entry, position, -1)
     tl.atomic_max(counts_ptr, tl.max(position, 0), sem="relaxed")
-    rows_here = tl.sum((is_entry & (position == 0)).to(tl.int32), 0)
-    tl.atomic_add(counts_ptr + 1, rows_here.to(tl.int64), sem="relaxed")
+    tl.atomic_add(counts_ptr + 1, tl.sum((position == 0).to(tl.int64), 0), sem="relaxed")
     for power in tl.static_range(SIZES):
-        begins = is_entry & (position % (1 << power) == 0)
-        tl.atomic_add(counts_ptr + 2 + power, tl.sum(begins.to(tl.int32), 0).to(tl.int64), sem="relaxed")
+        size = 1 << power
+        begins, again = is_entry & (position % size == 0), position == size
+        tl.atomic_add(counts_ptr + 2 + power, tl.sum(begins.to(tl.int64), 0), sem="relaxed")
+        tl.atomic_add(counts_ptr + 2 + SIZES + power, tl.sum(again.to(tl.int64), 0), sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["entries", "size"])
@@ -92,12 +93,8 @@ def place(
 
 
 @triton.jit(do_not_specialize=["groups", "row_count", "steps", "cut"])
-def point(
-    pointers_ptr, lengths_ptr, counts_ptr, rows_ptr, groups, row_count, steps, cut, BLOCK: tl.constexpr
-):
-    """pointers[r] = the first group of row r, lengths[r] = how many it has; counts, which are added up later:
-    pieces of r, then in the lower half whether there is not one.
-    """
+def point(pointers_ptr, lengths_ptr, counts_ptr, rows_ptr, groups, row_count, steps, cut, BLOCK: tl.constexpr):
+    """pointers[r] = the first group of row r, lengths[r] = its groups, counts[r] = 2**32 * pieces + (pieces != 1)."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     first = _place_of(rows_ptr, row, groups, steps)
     length = _place_of(rows_ptr, row + 1, groups, steps) - first

@@ -21,7 +21,7 @@ _point, _spread = FixedKernel(kernels.point), FixedKernel(kernels.spread)
 
 
 def list_keys(rows: Tensor, columns: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Return the place of each entry in a matrix, row by row [E], and how many are outside, and how many descend [2]."""
+    """Return each entry's place in a matrix, row by row [E]; then how many are outside, and how many descend [2]."""
     entries, device = len(rows), rows.device
     keys = torch.empty(entries, dtype=torch.int64, device=device)
     faults = torch.zeros(2, dtype=torch.int64, device=device)
@@ -33,11 +33,12 @@ def list_keys(rows: Tensor, columns: Tensor, grid: tuple[int, int]) -> tuple[Ten
 def survey(rows: Tensor, sizes: int) -> tuple[Tensor, Tensor]:
     """Return how many entries of its row come before each entry [E], and counts.
 
-    These are the largest of those positions, how many rows there are, and how many groups of 1, 2, 4, .. entries.
+    These are the largest of those positions, how many rows there are, how many groups of 1, 2, 4, .. entries, and how
+    many rows with more than one of these groups.
     """
     entries = len(rows)
     positions = torch.empty(entries, dtype=torch.int32, device=rows.device)
-    counts = torch.zeros(2 + sizes, dtype=torch.int64, device=rows.device)
+    counts = torch.zeros(2 + 2 * sizes, dtype=torch.int64, device=rows.device)
     grid = -(-entries // BLOCK), 1
     _survey(grid, (positions, counts, rows), (entries, entries.bit_length()), (sizes, BLOCK))
     return positions, counts

@@ -126,12 +126,12 @@ class SparseFormat(Moves, NotTensor, FromTensors):
         with torch.inference_mode(False):  # coordinates are to count their versions
             layout = cls._lay_out(entries.coords, block_grid(shape, blocks), group_dim, group_size)
         values = entries.values if layout.gather is None else layout.gather(entries.values)
-        return cls._laid_out(layout.coords, values, len(entries.values), shape, group_dim, blocks)
+        return cls._laid_out(layout, values, len(entries.values), shape, group_dim, blocks)
 
     @classmethod
     def _laid_out(
         cls: type[Format],
-        coords: tuple[Tensor | None, ...],
+        layout: Layout,
         values: Tensor,
         num_entries: int,
         shape: Sizes,
@@ -139,9 +139,11 @@ class SparseFormat(Moves, NotTensor, FromTensors):
         blocks: Sizes | None = None,
     ) -> Format:
         """Return the format of what a layout has made of so many entries: its coordinates need no check."""
+        coords = layout.coords
         # a vector has no coordinate that could say -1, so all its slots are entries
         num_slots = prod(values.shape[: len(cls.value_axes)])
-        cache = PatternCache(num_entries if len(shape) > 1 else num_slots, num_slots, ChangeGuards(coords))
+        num_entries = num_entries if len(shape) > 1 else num_slots
+        cache = PatternCache(num_entries, num_slots, ChangeGuards(coords), facts=layout.facts)
         form = object.__new__(cls)
         parts = {"coords": coords, "values": values, "shape": shape, "group_dim": group_dim}
         vars(form).update(parts, block_size=blocks, _pattern_cache=cache)
@@ -649,7 +651,8 @@ class SparseFormat(Moves, NotTensor, FromTensors):
         source = order if positions is None else positions[order]
         gather = Gather(source, None) if layout.gather is None else layout.gather.after(source)
         guard = ChangeGuards(layout.coords)
-        return Regrouped(layout.coords, gather, PatternCache(cache.num_entries, gather.source.numel(), guard), guard)
+        regrouped = PatternCache(cache.num_entries, gather.source.numel(), guard, facts=layout.facts)
+        return Regrouped(layout.coords, gather, regrouped, guard)
 
     def _letter(self, name: str, part: Tensor | None) -> Tensor:
         """Return a part of a matrix grouped by rows, which the paper calls `name`; else raise AttributeError."""

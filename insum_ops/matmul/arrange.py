@@ -107,12 +107,12 @@ def arrange(coords: Tensor, values: Tensor, shape: Sizes, order: Tensor | None) 
     nothing = values.new_zeros(())  # the values of a pattern: expanded, they take no memory
     if blocks:
         layout = lay_out_entries(in_order, grid)
-        parts = layout.coords, nothing.expand(values.shape), len(values), shape
+        parts = layout, nothing.expand(values.shape), len(values), shape
         return Arranged(BlockCOO._laid_out(*parts, blocks=blocks), order)
     layout = lay_out_groups(in_order, grid, 0, None)
     assert layout.gather is not None
     gather = layout.gather if order is None else layout.gather.after(order)
-    pattern = GroupCOO._laid_out(layout.coords, nothing.expand(gather.source.shape), len(values), shape)
+    pattern = GroupCOO._laid_out(layout, nothing.expand(gather.source.shape), len(values), shape)
     is_in_place = order is None and gather.source.numel() == coords.shape[1]  # every group is full
     return Arranged(pattern, None if is_in_place else gather.source.flatten())
 

@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.skipif(DEVICE == "cpu" and not IS_INTERPRETED, reason="kernels run on a GPU or in the interpreter"),
 ]
 
-SHAPES = [(1, 1), (7, 5), (300, 40), (3, 5000)]
+SHAPES = [(1, 1), (90, 40), (3, 400)]
 
 
 def by_torch(monkeypatch, make):
@@ -43,11 +43,11 @@ def entries(shape, count, is_distinct, is_sorted):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("group_size", [None, 1, 4, 5])
+@pytest.mark.parametrize("group_size", [None, 5])
 @pytest.mark.parametrize(("is_distinct", "is_sorted"), [(True, True), (True, False), (False, False)])
 def test_a_matrix_is_laid_out_as_by_torch(shape, group_size, is_distinct, is_sorted, monkeypatch):
     torch.manual_seed(shape[0])
-    coords = entries(shape, min(shape[0] * shape[1], 600), is_distinct, is_sorted)
+    coords = entries(shape, min(shape[0] * shape[1], 300), is_distinct, is_sorted)
     values = torch.randn(coords.shape[1], dtype=torch.float64, device=DEVICE)
     for group_dim in (0, 1):
         own = GroupCOO.from_coo(coords, values, shape, group_dim=group_dim, group_size=group_size)
@@ -74,12 +74,12 @@ def assert_same_facts(own, expected):
         assert one.dtype == other.dtype, name
 
 
-@pytest.mark.parametrize("cut", [0, 1, 3, 8])
+@pytest.mark.parametrize("cut", [0, 3])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("num_rows", [1, 37, 250])
 def test_facts_are_those_of_torch(cut, dtype, num_rows, monkeypatch):
     torch.manual_seed(cut)
-    for count in (1, 100, 600):
+    for count in (1, 200):
         rows = torch.randint(num_rows, (count,), dtype=dtype).sort().values.to(DEVICE)
         make = lambda rows=rows: row_facts(rows, num_rows, cut)
         assert_same_facts(make(), by_torch(monkeypatch, make))

@@ -129,8 +129,7 @@ def entry_keys(coords: Tensor, grid: Sizes, group_dim: int) -> tuple[Tensor, boo
     if coords.shape[1] == 0:
         return _keys(coords, grid, group_dim), True, True
     if _has_kernels(coords, grid):
-        other = 1 - group_dim
-        keys, faults = layouts.list_keys(coords[group_dim], coords[other], (grid[group_dim], grid[other]))
+        keys, faults = _keys_by_kernels(coords, grid, group_dim)
         outside, descending = faults.tolist()
         return keys, outside == 0, descending == 0
     keys = _keys(coords, grid, group_dim)
@@ -143,7 +142,11 @@ def entry_keys(coords: Tensor, grid: Sizes, group_dim: int) -> tuple[Tensor, boo
 
 def sort_order(coords: Tensor, grid: Sizes, group_dim: int) -> Tensor:
     """Return the permutation that orders entries by the group dimension, then by the others from first to last."""
-    return _keys(coords, grid, group_dim).argsort(stable=True)
+    if coords.shape[1] and _has_kernels(coords, grid):
+        keys, _ = _keys_by_kernels(coords, grid, group_dim)
+    else:
+        keys = _keys(coords, grid, group_dim)
+    return keys.argsort(stable=True)
 
 
 def lay_out_entries(coords: Tensor, grid: Sizes) -> Layout:
@@ -185,6 +188,12 @@ def _lay_out_by_kernels(coords: Tensor, grid: Sizes, group_dim: int, group_size:
         totals = groups[at], grid[group_dim] - num_rows + rows_with_several[at]
         facts = facts_by_kernels(AM, grid[group_dim], cut, totals)
     return Layout((AM, AK) if group_dim == 0 else (AK, AM), Gather(source, is_padding), facts)
+
+
+def _keys_by_kernels(coords: Tensor, grid: Sizes, group_dim: int) -> tuple[Tensor, Tensor]:
+    """Return what `layouts.list_keys` does of a matrix."""
+    other = 1 - group_dim
+    return layouts.list_keys(coords[group_dim], coords[other], (grid[group_dim], grid[other]))
 
 
 def _has_kernels(coords: Tensor, grid: Sizes) -> bool:

@@ -6,6 +6,8 @@ builds index tensors. What is computed on them are statements.
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 from torch import Tensor
 
@@ -23,7 +25,8 @@ _point, _spread = FixedKernel(kernels.point), FixedKernel(kernels.spread)
 def list_keys(rows: Tensor, columns: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Return each entry's place in a matrix, row by row [E]; then how many are outside, and how many descend [2]."""
     entries, device = len(rows), rows.device
-    keys = torch.empty(entries, dtype=torch.int64, device=device)
+    # a sort takes as many passes as a key has bytes
+    keys = torch.empty(entries, dtype=torch.int32 if prod(grid) < 2**31 else torch.int64, device=device)
     faults = torch.zeros(2, dtype=torch.int64, device=device)
     numbers = entries, rows.stride(0), *grid
     _list_keys((-(-entries // BLOCK), 1), (keys, faults, rows, columns), numbers, (BLOCK,))

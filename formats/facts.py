@@ -175,7 +175,7 @@ class OwnedRows(Fact):
     tiles: str = ""
     pointers: Tensor | None = None  # [D+1]  the groups of row or tile r are pointers[r] to pointers[r+1] - 1
     order: Tensor | None = None  # [D]    the rows or tiles, those with the most groups first
-    is_shared: Tensor | None = None  # [P]    bool: the group's row has several groups
+    is_shared: Tensor | None = None  # [P]    bool: the group's row has several groups; of pieces [Q]
     rows_to_zero: Tensor | None = None  # [R]    rows with no group or with several
     pieces: Tensor | None = None  # [2Q]   the groups of piece s are pieces[2s] to pieces[2s+1] - 1, see `piece_count`
     is_whole: bool = False  # nothing tells which rows have one group, so that a program takes all groups of a row
@@ -264,7 +264,7 @@ class RowFacts:
     """About P groups in D rows, ascending: the groups of row r are pointers[r] to pointers[r+1] - 1."""
 
     pointers: Tensor  # [D+1]  int32, or int64 when P needs it
-    is_shared: Tensor  # [P]    bool: the group's row has several groups; of pieces if rows are cut
+    is_shared: Tensor  # [P]    bool: the group's row has several groups; of pieces [Q] if rows are cut
     rows_to_zero: Tensor  # [R]    int64: rows with no group or with several; or pieces
     order: Tensor  # [D]    int32: the rows, those with the most groups first
     pieces: Tensor | None = None  # [2Q]   the groups of piece s are pieces[2s] to pieces[2s+1] - 1
@@ -293,9 +293,12 @@ def row_facts(rows: Tensor, num_rows: int, cut: int = 0) -> RowFacts:
     if cut:
         groups = (groups.long() + cut - 1) // cut
         pieces, rows = _cut(pointers, groups, len(rows), cut)
+    is_shared = groups[rows] > 1
+    if pieces is not None:  # as long as a grid of pieces, which launch plans know by it
+        is_shared = torch.cat([is_shared, is_shared.new_zeros(len(pieces) // 2 - len(is_shared))])
     return RowFacts(
         pointers=pointers,
-        is_shared=groups[rows] > 1,
+        is_shared=is_shared,
         rows_to_zero=(groups != 1).nonzero().flatten(),
         order=longest_first(pointers),
         pieces=pieces,

@@ -138,7 +138,7 @@ def spread(
         first, last, count = _piece(pointers_ptr, ends_ptr, piece, is_piece, row_count, row_steps)
         tl.store(pieces_ptr + 2 * at, tl.where(is_piece, first, 0), mask=at < places)
         tl.store(pieces_ptr + 2 * at + 1, tl.where(is_piece, last, 0), mask=at < places)
-        tl.store(is_shared_ptr + at, (count > 1).to(tl.int8), mask=is_piece)
+        tl.store(is_shared_ptr + at, (is_piece & (count > 1)).to(tl.int8), mask=at < places)
     else:
         is_group = at < groups
         row = tl.load(rows_ptr + at, mask=is_group, other=0).to(tl.int64)

@@ -85,7 +85,7 @@ def spread(
     """Return rows_to_zero, is_shared, and the pieces of rows if they are cut; `totals` are pieces and rows to zero."""
     device, num_rows = rows.device, len(ends)
     to_zero = torch.empty(totals[1], dtype=torch.int64, device=device)
-    is_shared = torch.empty(totals[0], dtype=torch.bool, device=device)
+    is_shared = torch.empty(places if cut else len(rows), dtype=torch.bool, device=device)
     pieces = torch.empty(2 * places, dtype=torch.int32, device=device) if cut else None
     tensors = to_zero, is_shared, pointers if pieces is None else pieces, pointers, ends, rows
     numbers = len(rows), num_rows, num_rows.bit_length(), cut, totals[0], places

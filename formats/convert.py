@@ -7,9 +7,10 @@ torch code on the device of its input; the host waits only for sizes: how many e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from math import prod
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from torch.nn.functional import pad
 from .check import check_inside
 from .device_kernels import runs_kernels
 from .facts import RowFacts, facts_by_kernels
-from .group_size import LONGEST_PIECE, groups_of, piece_size, size_on_gpu
+from .group_size import groups_of, piece_size, size_on_gpu
 
 try:
     from . import layouts
@@ -26,7 +27,6 @@ except ImportError:  # no Triton, not on Linux
     layouts = None  # type: ignore[assignment]
 
 Sizes = tuple[int, ...]
-SURVEYED = tuple(2**power for power in range(LONGEST_PIECE.bit_length()))  # sizes of groups and of pieces of rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,8 +129,8 @@ def entry_keys(coords: Tensor, grid: Sizes, group_dim: int) -> tuple[Tensor, boo
     if coords.shape[1] == 0:
         return _keys(coords, grid, group_dim), True, True
     if _has_kernels(coords, grid):
-        keys, faults = _keys_by_kernels(coords, grid, group_dim)
-        outside, descending = faults.tolist()
+        keys, tally = _keys_by_kernels(coords, grid, group_dim)
+        outside, descending, *_ = tally.tolist()
         return keys, outside == 0, descending == 0
     keys = _keys(coords, grid, group_dim)
     lowest, highest = coords.aminmax(dim=1)
@@ -160,7 +160,8 @@ def lay_out_groups(
     """Return the layout of GroupCOO: a row's entries fill groups, the last one padded; an empty row has no group."""
     rows, ones = coords[group_dim], len(grid) == 2 and not is_blocked
     if ones and len(rows) and _has_kernels(coords, grid):
-        return _lay_out_by_kernels(coords.contiguous(), grid, group_dim, group_size)
+        listed = rows.contiguous(), coords[1 - group_dim].contiguous()
+        return _lay_out_by_kernels(listed, None, layouts.new_tally(coords.device), grid, group_dim, group_size)
     positions = _positions_in_row(rows)
     size, num_groups = groups_of(positions, group_size, ones and coords.is_cuda) if len(rows) else (group_size or 1, 0)
     within = positions % size
@@ -170,30 +171,59 @@ def lay_out_groups(
     return _pad(coords, grid, group_dim, within.add_(group, alpha=size), (num_groups, size), group_rows)
 
 
+def lay_out_unsorted(coords: Tensor, grid: Sizes, group_dim: int, refuse: Callable[[], NoReturn]) -> Layout:
+    """Return the layout of GroupCOO of a matrix's entries in any order, each in a slot of its own, be it listed twice.
+
+    `refuse` raises the error for an entry outside the grid. For a matrix on a GPU the host waits once.
+    """
+    if coords.shape[1] and _has_kernels(coords, grid):
+        keys, tally = _keys_by_kernels(coords, grid, group_dim)
+        listed, width = keys.sort(stable=True), grid[1 - group_dim]
+        return _lay_out_by_kernels((listed.values, listed.indices), width, tally, grid, group_dim, None, refuse)
+    keys, is_inside, _ = entry_keys(coords.long(), grid, group_dim)
+    if not is_inside:
+        refuse()
+    order = keys.argsort(stable=True)
+    layout = lay_out_groups(coords.long().index_select(1, order), grid, group_dim, None)
+    return replace(layout, gather=None if layout.gather is None else layout.gather.after(order))
+
+
 @torch.inference_mode(False)  # facts are kept, and must be good for training too
-def _lay_out_by_kernels(coords: Tensor, grid: Sizes, group_dim: int, group_size: int | None) -> Layout:
-    """Return what `lay_out_groups` does for a matrix on a GPU, with the facts about its rows; the host waits once."""
-    rows, columns = coords[group_dim], coords[1 - group_dim]
-    positions, counts = layouts.survey(rows, len(SURVEYED))
-    fullest, num_rows, *counted = counts.tolist()
-    groups, rows_with_several = counted[: len(SURVEYED)], counted[len(SURVEYED) :]
-    size = group_size or size_on_gpu(len(rows), num_rows, fullest + 1, groups)
-    num_groups = groups[SURVEYED.index(size)] if size in SURVEYED else int((positions % size == 0).sum())
+def _lay_out_by_kernels(
+    listed: tuple[Tensor, Tensor],
+    width: int | None,
+    tally: Tensor,
+    grid: Sizes,
+    group_dim: int,
+    group_size: int | None,
+    refuse: Callable[[], NoReturn] | None = None,
+) -> Layout:
+    """Return what `lay_out_groups` does of a matrix on a GPU, with the facts about its rows; the host waits once.
+
+    `listed` and `width` are those of `layouts.place`.
+    """
+    positions = layouts.survey(listed[0], width or 1, tally)
+    outside, _, fullest, num_rows, *counted = tally.tolist()
+    if outside and refuse is not None:
+        refuse()
+    sizes = layouts.SURVEYED
+    groups, rows_with_several = counted[: len(sizes)], counted[len(sizes) :]
+    size = group_size or size_on_gpu(len(positions), num_rows, fullest + 1, groups)
+    num_groups = groups[sizes.index(size)] if size in sizes else int((positions % size == 0).sum())
     dtypes = _coord_dtype(grid[group_dim]), _coord_dtype(grid[1 - group_dim])
-    AM, AK, source, is_padding = layouts.place(rows, columns, positions, (num_groups, size), dtypes)
-    facts = None
-    cut = piece_size(num_groups) if size == 1 else 0
-    if (cut or size) in SURVEYED and grid[group_dim] < 2**31:
-        at = SURVEYED.index(cut or size)
+    AM, AK, source, is_padding = layouts.place(listed, width, positions, (num_groups, size), dtypes)
+    facts, cut = None, piece_size(num_groups) if size == 1 else 0
+    if (cut or size) in sizes and grid[group_dim] < 2**31:
+        at = sizes.index(cut or size)
         totals = groups[at], grid[group_dim] - num_rows + rows_with_several[at]
         facts = facts_by_kernels(AM, grid[group_dim], cut, totals)
     return Layout((AM, AK) if group_dim == 0 else (AK, AM), Gather(source, is_padding), facts)
 
 
 def _keys_by_kernels(coords: Tensor, grid: Sizes, group_dim: int) -> tuple[Tensor, Tensor]:
-    """Return what `layouts.list_keys` does of a matrix."""
-    other = 1 - group_dim
-    return layouts.list_keys(coords[group_dim], coords[other], (grid[group_dim], grid[other]))
+    """Return what `layouts.list_keys` does of a matrix, and what it counts."""
+    tally, other = layouts.new_tally(coords.device), 1 - group_dim
+    return layouts.list_keys(coords[group_dim], coords[other], (grid[group_dim], grid[other]), tally), tally
 
 
 def _has_kernels(coords: Tensor, grid: Sizes) -> bool:

@@ -26,9 +26,9 @@ def _place_of(sorted_ptr, value, count, steps):
 
 @triton.jit(do_not_specialize=["stride", "entries", "row_count", "column_count"])
 def list_keys(
-    keys_ptr, faults_ptr, rows_ptr, columns_ptr, entries, stride, row_count, column_count, BLOCK: tl.constexpr
+    keys_ptr, tally_ptr, rows_ptr, columns_ptr, entries, stride, row_count, column_count, BLOCK: tl.constexpr
 ):
-    """keys[e] = rows[e] * column_count + columns[e]; faults: how many are outside, and not above the one before."""
+    """keys[e] = rows[e] * column_count + columns[e]; tally[0:2]: how many are outside, and not above the one before."""
     entry = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     is_entry = entry < entries
     row = tl.load(rows_ptr + entry * stride, mask=is_entry, other=0).to(tl.int64)
@@ -39,46 +39,52 @@ def list_keys(
     row_before = tl.load(rows_ptr + (entry - 1) * stride, mask=has_before, other=0).to(tl.int64)
     before = row_before * column_count + tl.load(columns_ptr + (entry - 1) * stride, mask=has_before, other=0)
     is_outside = is_entry & ((row < 0) | (row >= row_count) | (column < 0) | (column >= column_count))
-    tl.atomic_add(faults_ptr, tl.sum(is_outside.to(tl.int32), 0).to(tl.int64), sem="relaxed")
-    tl.atomic_add(faults_ptr + 1, tl.sum((has_before & (key <= before)).to(tl.int32), 0).to(tl.int64), sem="relaxed")
+    tl.atomic_add(tally_ptr, tl.sum(is_outside.to(tl.int64), 0), sem="relaxed")
+    tl.atomic_add(tally_ptr + 1, tl.sum((has_before & (key <= before)).to(tl.int64), 0), sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["entries", "steps"])
-def survey(positions_ptr, counts_ptr, rows_ptr, entries, steps, SIZES: tl.constexpr, BLOCK: tl.constexpr):
-    """positions[e] = entries of e's row before it; counts: the largest, rows, groups of 2**s, rows with several."""
+@triton.jit(do_not_specialize=["entries", "steps", "width"])
+def survey(positions_ptr, tally_ptr, keys_ptr, entries, steps, width, SIZES: tl.constexpr, BLOCK: tl.constexpr):
+    """positions[e] = entries of e's row, keys[e] // width, before it; tally: the largest, rows, groups, several."""
     entry = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     is_entry = entry < entries
-    row = tl.load(rows_ptr + entry, mask=is_entry, other=0).to(tl.int64)
-    position = entry - _place_of(rows_ptr, row, entries, steps)
+    row = tl.load(keys_ptr + entry, mask=is_entry, other=0).to(tl.int64) // width
+    position = entry - _place_of(keys_ptr, row * width, entries, steps)
     tl.store(positions_ptr + entry, position, mask=is_entry)
     position = tl.where(is_entry, position, -1)
-    tl.atomic_max(counts_ptr, tl.max(position, 0), sem="relaxed")
-    tl.atomic_add(counts_ptr + 1, tl.sum((position == 0).to(tl.int64), 0), sem="relaxed")
+    tl.atomic_max(tally_ptr + 2, tl.max(position, 0), sem="relaxed")
+    tl.atomic_add(tally_ptr + 3, tl.sum((position == 0).to(tl.int64), 0), sem="relaxed")
     for power in tl.static_range(SIZES):
         size = 1 << power
         begins, again = is_entry & (position % size == 0), position == size
-        tl.atomic_add(counts_ptr + 2 + power, tl.sum(begins.to(tl.int64), 0), sem="relaxed")
-        tl.atomic_add(counts_ptr + 2 + SIZES + power, tl.sum(again.to(tl.int64), 0), sem="relaxed")
+        tl.atomic_add(tally_ptr + 4 + power, tl.sum(begins.to(tl.int64), 0), sem="relaxed")
+        tl.atomic_add(tally_ptr + 4 + SIZES + power, tl.sum(again.to(tl.int64), 0), sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["entries", "size"])
+@triton.jit(do_not_specialize=["entries", "size", "width"])
 def place(
-    AM_ptr, AK_ptr, source_ptr, is_padding_ptr, positions_ptr, ends_ptr, rows_ptr, columns_ptr, entries, size,
-    HAS_ENDS: tl.constexpr, BLOCK: tl.constexpr,
+    AM_ptr, AK_ptr, source_ptr, is_padding_ptr, positions_ptr, ends_ptr, keys_ptr, others_ptr, entries, size, width,
+    HAS_ENDS: tl.constexpr, IS_KEYED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """AK[g,q] = columns[e], source[g,q] = e, AM[g] = rows[e]; the last entry of a row fills up its group."""
+    """AM[g] = the row of entry e, AK[g,q] = its column, source[g,q] = e; the last entry of a row fills up its group.
+
+    If IS_KEYED, the row and the column are keys[e] // width and keys[e] % width, and e is listed as others[e].
+    """
     entry = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     is_entry = entry < entries
-    row = tl.load(rows_ptr + entry, mask=is_entry, other=0)
-    column = tl.load(columns_ptr + entry, mask=is_entry, other=0)
+    row = tl.load(keys_ptr + entry, mask=is_entry, other=0).to(tl.int64)
+    column = tl.load(others_ptr + entry, mask=is_entry, other=0).to(tl.int64)
+    origin = entry
+    if IS_KEYED:
+        origin, column, row = column, row % width, row // width
     if HAS_ENDS:
         within = tl.load(positions_ptr + entry, mask=is_entry, other=0).to(tl.int64) % size
         group = tl.load(ends_ptr + entry, mask=is_entry, other=1) - 1
         slot = group * size + within
         tl.store(AM_ptr + group, row, mask=is_entry & (within == 0))
         tl.store(is_padding_ptr + slot, 0, mask=is_entry)
-        row_after = tl.load(rows_ptr + entry + 1, mask=entry + 1 < entries, other=-1)
-        is_last = is_entry & (row_after != row)
+        position_after = tl.load(positions_ptr + entry + 1, mask=entry + 1 < entries, other=0)
+        is_last = is_entry & (position_after == 0)
         for step in range(1, size):
             is_empty = is_last & (within + step < size)
             tl.store(AK_ptr + slot + step, -1, mask=is_empty)
@@ -89,7 +95,7 @@ def place(
         slot = entry
         tl.store(AM_ptr + entry, row, mask=is_entry)
     tl.store(AK_ptr + slot, column, mask=is_entry)
-    tl.store(source_ptr + slot, entry, mask=is_entry)
+    tl.store(source_ptr + slot, origin, mask=is_entry)
 
 
 @triton.jit(do_not_specialize=["groups", "row_count", "steps", "cut"])

@@ -13,45 +13,57 @@ from torch import Tensor
 
 from . import layout_kernels as kernels
 from .fixed_kernel import FixedKernel
+from .group_size import LONGEST_PIECE
 
-__all__ = ["list_keys", "place", "point", "spread", "survey"]
+__all__ = ["SURVEYED", "list_keys", "new_tally", "place", "point", "spread", "survey"]
 
 BLOCK = 256
+SURVEYED = tuple(2**power for power in range(LONGEST_PIECE.bit_length()))  # sizes of groups and of pieces of rows
 
 _list_keys, _survey, _place = (FixedKernel(kernel) for kernel in (kernels.list_keys, kernels.survey, kernels.place))
 _point, _spread = FixedKernel(kernels.point), FixedKernel(kernels.spread)
 
 
-def list_keys(rows: Tensor, columns: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Return each entry's place in a matrix, row by row [E]; then how many are outside, and how many descend [2]."""
-    entries, device = len(rows), rows.device
-    # a sort takes as many passes as a key has bytes
-    keys = torch.empty(entries, dtype=torch.int32 if prod(grid) < 2**31 else torch.int64, device=device)
-    faults = torch.zeros(2, dtype=torch.int64, device=device)
-    numbers = entries, rows.stride(0), *grid
-    _list_keys((-(-entries // BLOCK), 1), (keys, faults, rows, columns), numbers, (BLOCK,))
-    return keys, faults
+def new_tally(device: torch.device) -> Tensor:
+    """Return zeros for what `list_keys` counts, faults, and then `survey`: so the host can wait for all of it at once.
 
-
-def survey(rows: Tensor, sizes: int) -> tuple[Tensor, Tensor]:
-    """Return how many entries of its row come before each entry [E], and counts.
-
-    These are the largest of those positions, how many rows there are, how many groups of 1, 2, 4, .. entries, and how
-    many rows with more than one of these groups.
+    It is how many entries are outside, how many descend, the most entries before one in its row, how many rows there
+    are, how many groups of each of `SURVEYED` sizes, and how many rows with more than one of these.
     """
+    return torch.zeros(4 + 2 * len(SURVEYED), dtype=torch.int64, device=device)
+
+
+def list_keys(rows: Tensor, columns: Tensor, grid: tuple[int, int], tally: Tensor) -> Tensor:
+    """Return each entry's place in a matrix, counted row by row [E]; count those outside, and not above the last."""
     entries = len(rows)
-    positions = torch.empty(entries, dtype=torch.int32, device=rows.device)
-    counts = torch.zeros(2 + 2 * sizes, dtype=torch.int64, device=rows.device)
-    grid = -(-entries // BLOCK), 1
-    _survey(grid, (positions, counts, rows), (entries, entries.bit_length()), (sizes, BLOCK))
-    return positions, counts
+    # a sort takes as many passes as a key has bytes
+    keys = torch.empty(entries, dtype=torch.int32 if prod(grid) < 2**31 else torch.int64, device=rows.device)
+    numbers = entries, rows.stride(0), *grid
+    _list_keys((-(-entries // BLOCK), 1), (keys, tally, rows, columns), numbers, (BLOCK,))
+    return keys
+
+
+def survey(keys: Tensor, width: int, tally: Tensor) -> Tensor:
+    """Return how many entries of its row, which is `keys // width`, come before each entry [E]; count them."""
+    entries = len(keys)
+    positions = torch.empty(entries, dtype=torch.int32, device=keys.device)
+    grid, numbers = (-(-entries // BLOCK), 1), (entries, entries.bit_length(), width)
+    _survey(grid, (positions, tally, keys), numbers, (len(SURVEYED), BLOCK))
+    return positions
 
 
 def place(
-    rows: Tensor, columns: Tensor, positions: Tensor, extents: tuple[int, int], dtypes: tuple[torch.dtype, torch.dtype]
+    listed: tuple[Tensor, Tensor],
+    width: int | None,
+    positions: Tensor,
+    extents: tuple[int, int],
+    dtypes: tuple[torch.dtype, torch.dtype],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return AM [P], AK [P, Q], the entry that each slot holds [P, Q], and which are padding, None if none is."""
-    (groups, size), entries, device = extents, len(rows), rows.device
+    """Return AM [P], AK [P, Q], the entry that each slot holds [P, Q], and which are padding, None if none is.
+
+    `listed` is the sorted rows and their columns, or if there is a width, sorted keys and which entry each is of.
+    """
+    (groups, size), entries, device = extents, len(positions), positions.device
     AM = torch.empty(groups, dtype=dtypes[0], device=device)
     AK = torch.empty(extents, dtype=dtypes[1], device=device)
     source = torch.empty(extents, dtype=torch.int64, device=device)
@@ -59,8 +71,9 @@ def place(
     if size > 1:
         ends = (positions % size == 0).cumsum(0)
         is_padding = torch.empty(extents, dtype=torch.bool, device=device)
-    tensors = AM, AK, source, is_padding, positions, ends, rows, columns
-    _place((-(-entries // BLOCK), 1), tensors, (entries, size), (size > 1, BLOCK))
+    tensors = AM, AK, source, is_padding, positions, ends, *listed
+    constants = size > 1, width is not None, BLOCK
+    _place((-(-entries // BLOCK), 1), tensors, (entries, size, width or 1), constants)
     return AM, AK, source, is_padding if groups * size > entries else None
 
 

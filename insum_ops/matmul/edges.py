@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from operator import index
 from typing import Any, NamedTuple, NoReturn
 from weakref import ref
@@ -13,13 +14,12 @@ from torch import Tensor
 from ..compiler import IndexRangeError, OperandError, ShapeError, outside_transforms
 from ..formats import COO
 from ..formats.check import VALUE_DTYPES
-from ..formats.convert import entry_keys
 from ..formats.guard import ChangeGuard, may_keep
 from ..formats.parts import FormatParts, Kind, keep_pattern, register_kind
 from ..formats.sparse_format import SparseFormat
 from ..formats.torch_state import is_grad_enabled, is_wrapped
 from ..identity_cache import ByIdentity
-from .arrange import Arranged, arrange
+from .arrange import Arranged, arrange_edges
 
 __all__ = ["Edges", "edges_of", "traced_edges"]
 
@@ -194,14 +194,7 @@ def _arranged_edges(edge_index: Tensor, sizes: tuple[int, int] | None) -> Edges:
     if sizes is None:
         nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
         sizes = nodes, nodes
-    shape = sizes[1], sizes[0]
-    coords = edge_index.long()
-    keys, is_inside, is_sorted = entry_keys(coords, sizes, 1)
-    if not is_inside:
-        _refuse_edges(edge_index, sizes)
-    order = None if is_sorted else keys.argsort(stable=True)
-    ones = torch.ones((), device=edge_index.device).expand(edge_index.shape[1])
-    return Edges(arrange(coords.flip(0), ones, shape, order), guard)
+    return Edges(arrange_edges(edge_index, sizes, partial(_refuse_edges, edge_index, sizes)), guard)
 
 
 def _refuse_edges(edge_index: Tensor, sizes: tuple[int, int]) -> NoReturn:

@@ -64,6 +64,34 @@ def test_a_matrix_is_laid_out_as_by_torch(shape, group_size, is_distinct, is_sor
         assert_same_facts(own.facts, by_torch(monkeypatch, lambda expected=expected: expected.facts))
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_list_in_any_order_is_laid_out_as_by_torch(shape, dtype, monkeypatch):
+    torch.manual_seed(shape[0])
+    coords = entries(shape, min(shape[0] * shape[1], 300), False, False).to(dtype)
+    for group_dim in (0, 1):
+        own = convert.lay_out_unsorted(coords, shape, group_dim, lambda: pytest.fail("nothing is outside"))
+        size, (_, order) = own.gather.source.shape[1], convert._keys(coords.long(), shape, group_dim).sort(stable=True)
+        make = lambda dim=group_dim, size=size, order=order: convert.lay_out_groups(
+            coords.long()[:, order], shape, dim, size
+        )
+        expected = by_torch(monkeypatch, make)
+        for one, other in zip(own.coords, expected.coords):
+            assert torch.equal(one, other)
+            assert one.dtype == other.dtype
+        is_padding = own.gather.is_padding
+        source = expected.gather.after(order).source
+        if is_padding is None:
+            assert expected.gather.is_padding is None
+            assert torch.equal(own.gather.source, source)
+        else:
+            assert torch.equal(is_padding, expected.gather.is_padding)
+            assert torch.equal(own.gather.source[~is_padding], source[~is_padding])
+        parts = expected.coords[group_dim], shape[group_dim], own.facts.cut
+        make = lambda parts=parts: row_facts(*parts)
+        assert_same_facts(own.facts, by_torch(monkeypatch, make))
+
+
 def assert_same_facts(own, expected):
     for name in ("pointers", "is_shared", "rows_to_zero", "order", "pieces"):
         one, other = getattr(own, name), getattr(expected, name)

@@ -38,14 +38,14 @@ KINDS = {**TENSORS, **BLOCKS}
 def counted(monkeypatch) -> dict[str, int]:
     """How often patterns were worked out and values gathered."""
     counts = {"arranged": 0, "filled": 0}
-    for module in (sparse_source, edges_module):
-        arrange = module.arrange
+    for module, name in ((sparse_source, "arrange"), (edges_module, "arrange_edges")):
+        arrange = getattr(module, name)
 
         def counting(*args, arrange=arrange, **kwargs):
             counts["arranged"] += 1
             return arrange(*args, **kwargs)
 
-        monkeypatch.setattr(module, "arrange", counting)
+        monkeypatch.setattr(module, name, counting)
     write = Arranged.write
 
     def counting_write(self, values):

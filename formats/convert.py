@@ -277,8 +277,11 @@ def _add_up(coords: Tensor, keys: Tensor, within: Sequence[Tensor], values: Tens
 
 def _positions_in_row(rows: Tensor) -> Tensor:
     """Return how many entries of its row come before each entry; `rows` ascend."""
-    rows = rows.contiguous()
-    return torch.arange(len(rows), device=rows.device) - torch.searchsorted(rows, rows)
+    entry = torch.arange(len(rows), device=rows.device)
+    if len(rows) == 0:
+        return entry
+    begins = entry[1:].masked_fill(rows[1:] == rows[:-1], 0)
+    return entry - torch.cat([begins.new_zeros(1), begins]).cummax(0).values
 
 
 def _pad(

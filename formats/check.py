@@ -101,23 +101,18 @@ def check_entries(coords: Tensor, values: Tensor, grid: Sizes, block_size: Sizes
     _check_device("coords", coords, values)
 
 
-def check_inside(coords: Tensor, grid: Sizes, question: Tensor) -> bool:
-    """Return the answer to a question, a number on the device of the coordinates [ndim, E], for which the host waits.
-
-    Raises FormatError if a coordinate lies outside the grid, which it waits for at the same time.
-    """
+def check_inside(coords: Tensor, grid: Sizes) -> None:
+    """Raise FormatError if a coordinate [ndim, E] lies outside the grid."""
     if coords.shape[1] == 0:
-        return bool(question)
-    lowest, highest = coords.aminmax(dim=1)
-    *bounds, answer = torch.cat([lowest, highest, question.to(coords.dtype).view(1)]).tolist()
+        return
+    lowest, highest = torch.stack([*coords.aminmax(dim=1)]).tolist()
     for dim, size in enumerate(grid):
-        if bounds[dim] < 0 or bounds[len(grid) + dim] >= size:
+        if lowest[dim] < 0 or highest[dim] >= size:
             entry = int(((coords[dim] < 0) | (coords[dim] >= size)).nonzero()[0])
             raise FormatError(
                 f"coords[{dim}, {entry}] is {int(coords[dim, entry])}; "
                 f"along dimension {dim} it is at least 0 and less than {size}"
             )
-    return bool(answer)
 
 
 def check_values(values: Tensor, expected: Tensor) -> None:

@@ -7,16 +7,24 @@ torch code on the device of its input; the host waits only for sizes: how many e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from math import prod
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from .check import check_inside
-from .group_size import groups_of
+from .device_kernels import runs_kernels
+from .facts import RowFacts, facts_by_kernels
+from .group_size import groups_of, piece_size, size_on_gpu
+
+try:
+    from . import layouts
+except ImportError:  # no Triton, not on Linux
+    layouts = None  # type: ignore[assignment]
 
 Sizes = tuple[int, ...]
 
@@ -55,6 +63,7 @@ class Layout:
 
     coords: tuple[Tensor | None, ...]
     gather: Gather | None  # None: value e is entry e
+    facts: RowFacts | None = None  # about the rows of the groups; None: not worked out yet
 
 
 def block_grid(shape: Sizes, block_size: Sizes | None) -> Sizes:
@@ -95,10 +104,10 @@ def scatter_dense(entries: Entries, shape: Sizes, block_size: Sizes | None) -> T
 
 def merge(entries: Entries, grid: Sizes, group_dim: int) -> Entries:
     """Return entries ordered by the group dimension first, with duplicates added; refuse any outside of the grid."""
-    keys = _keys(entries.coords, grid, group_dim)
-    if check_inside(entries.coords, grid, (keys[1:] > keys[:-1]).all()):
-        return entries
-    return _add_up(entries.coords, keys, (), entries.values, ())
+    keys, is_inside, is_ascending = entry_keys(entries.coords, grid, group_dim)
+    if not is_inside:
+        check_inside(entries.coords, grid)
+    return entries if is_ascending else _add_up(entries.coords, keys, (), entries.values, ())
 
 
 def merge_into_blocks(elements: Entries, grid: Sizes, group_dim: int, block_size: Sizes) -> Entries:
@@ -111,9 +120,33 @@ def merge_into_blocks(elements: Entries, grid: Sizes, group_dim: int, block_size
     return _add_up(coords, _keys(coords, grid, group_dim), tuple(within), elements.values, block_size)
 
 
+def entry_keys(coords: Tensor, grid: Sizes, group_dim: int) -> tuple[Tensor, bool, bool]:
+    """Return a number for each of the entries [ndim, E] by which they are sorted, the group dimension first.
+
+    Then come whether all of them lie inside the grid, and whether the numbers ascend, so that the entries are sorted
+    and distinct. The host waits for both at once.
+    """
+    if coords.shape[1] == 0:
+        return _keys(coords, grid, group_dim), True, True
+    if _has_kernels(coords, grid):
+        keys, tally = _keys_by_kernels(coords, grid, group_dim)
+        outside, descending, *_ = tally.tolist()
+        return keys, outside == 0, descending == 0
+    keys = _keys(coords, grid, group_dim)
+    lowest, highest = coords.aminmax(dim=1)
+    is_ascending = (keys[1:] > keys[:-1]).all().to(coords.dtype)
+    *bounds, answer = torch.cat([lowest, highest, is_ascending.view(1)]).tolist()
+    is_inside = min(bounds[: len(grid)]) >= 0 and all([high < size for high, size in zip(bounds[len(grid) :], grid)])
+    return keys, is_inside, bool(answer)
+
+
 def sort_order(coords: Tensor, grid: Sizes, group_dim: int) -> Tensor:
     """Return the permutation that orders entries by the group dimension, then by the others from first to last."""
-    return _keys(coords, grid, group_dim).argsort(stable=True)
+    if coords.shape[1] and _has_kernels(coords, grid):
+        keys, _ = _keys_by_kernels(coords, grid, group_dim)
+    else:
+        keys = _keys(coords, grid, group_dim)
+    return keys.argsort(stable=True)
 
 
 def lay_out_entries(coords: Tensor, grid: Sizes) -> Layout:
@@ -126,6 +159,9 @@ def lay_out_groups(
 ) -> Layout:
     """Return the layout of GroupCOO: a row's entries fill groups, the last one padded; an empty row has no group."""
     rows, ones = coords[group_dim], len(grid) == 2 and not is_blocked
+    if ones and len(rows) and _has_kernels(coords, grid):
+        listed = rows.contiguous(), coords[1 - group_dim].contiguous()
+        return _lay_out_by_kernels(listed, None, layouts.new_tally(coords.device), grid, group_dim, group_size)
     positions = _positions_in_row(rows)
     size, num_groups = groups_of(positions, group_size, ones and coords.is_cuda) if len(rows) else (group_size or 1, 0)
     within = positions % size
@@ -133,6 +169,66 @@ def lay_out_groups(
     rows = rows.to(_coord_dtype(grid[group_dim]))
     group_rows = rows.new_empty(num_groups).scatter_(0, group, rows)
     return _pad(coords, grid, group_dim, within.add_(group, alpha=size), (num_groups, size), group_rows)
+
+
+def lay_out_unsorted(coords: Tensor, grid: Sizes, group_dim: int, refuse: Callable[[], NoReturn]) -> Layout:
+    """Return the layout of GroupCOO of a matrix's entries in any order, each in a slot of its own, be it listed twice.
+
+    `refuse` raises the error for an entry outside the grid. For a matrix on a GPU the host waits once.
+    """
+    if coords.shape[1] and _has_kernels(coords, grid):
+        keys, tally = _keys_by_kernels(coords, grid, group_dim)
+        listed, width = keys.sort(stable=True), grid[1 - group_dim]
+        return _lay_out_by_kernels((listed.values, listed.indices), width, tally, grid, group_dim, None, refuse)
+    keys, is_inside, _ = entry_keys(coords.long(), grid, group_dim)
+    if not is_inside:
+        refuse()
+    order = keys.argsort(stable=True)
+    layout = lay_out_groups(coords.long().index_select(1, order), grid, group_dim, None)
+    return replace(layout, gather=None if layout.gather is None else layout.gather.after(order))
+
+
+@torch.inference_mode(False)  # facts are kept, and must be good for training too
+def _lay_out_by_kernels(
+    listed: tuple[Tensor, Tensor],
+    width: int | None,
+    tally: Tensor,
+    grid: Sizes,
+    group_dim: int,
+    group_size: int | None,
+    refuse: Callable[[], NoReturn] | None = None,
+) -> Layout:
+    """Return what `lay_out_groups` does of a matrix on a GPU, with the facts about its rows; the host waits once.
+
+    `listed` and `width` are those of `layouts.place`.
+    """
+    positions = layouts.survey(listed[0], width or 1, tally)
+    outside, _, fullest, num_rows, *counted = tally.tolist()
+    if outside and refuse is not None:
+        refuse()
+    sizes = layouts.SURVEYED
+    groups, rows_with_several = counted[: len(sizes)], counted[len(sizes) :]
+    size = group_size or size_on_gpu(len(positions), num_rows, fullest + 1, groups)
+    num_groups = groups[sizes.index(size)] if size in sizes else int((positions % size == 0).sum())
+    dtypes = _coord_dtype(grid[group_dim]), _coord_dtype(grid[1 - group_dim])
+    AM, AK, source, is_padding = layouts.place(listed, width, positions, (num_groups, size), dtypes)
+    facts, cut = None, piece_size(num_groups) if size == 1 else 0
+    if (cut or size) in sizes and grid[group_dim] < 2**31:
+        at = sizes.index(cut or size)
+        totals = groups[at], grid[group_dim] - num_rows + rows_with_several[at]
+        facts = facts_by_kernels(AM, grid[group_dim], cut, totals)
+    return Layout((AM, AK) if group_dim == 0 else (AK, AM), Gather(source, is_padding), facts)
+
+
+def _keys_by_kernels(coords: Tensor, grid: Sizes, group_dim: int) -> tuple[Tensor, Tensor]:
+    """Return what `layouts.list_keys` does of a matrix, and what it counts."""
+    tally, other = layouts.new_tally(coords.device), 1 - group_dim
+    return layouts.list_keys(coords[group_dim], coords[other], (grid[group_dim], grid[other]), tally), tally
+
+
+def _has_kernels(coords: Tensor, grid: Sizes) -> bool:
+    """Whether kernels take the coordinates of a matrix, whose places and entries they can count."""
+    return len(grid) == 2 and prod(grid) < 2**63 and coords.shape[1] < 2**31 and runs_kernels(coords)
 
 
 def lay_out_rows(coords: Tensor, grid: Sizes, group_dim: int) -> Layout:
@@ -169,7 +265,10 @@ def _keys(coords: Tensor, grid: Sizes, group_dim: int) -> Tensor:
 def _add_up(coords: Tensor, keys: Tensor, within: Sequence[Tensor], values: Tensor, block_size: Sizes) -> Entries:
     """Return one entry per distinct key, in order; its block sums the values with that key, each put at `within`."""
     keys, order = keys.sort(stable=True)
-    is_first = torch.cat([keys.new_ones(min(len(keys), 1), dtype=torch.bool), keys[1:] != keys[:-1]])
+    is_new = keys[1:] != keys[:-1]
+    if not block_size and bool(is_new.all()):
+        return Entries(coords.index_select(1, order), values.index_select(0, order))
+    is_first = torch.cat([is_new.new_ones(min(len(keys), 1)), is_new])
     first = order[is_first]
     into = torch.zeros_like(order).scatter(0, order, is_first.cumsum(0) - 1)
     merged = values.new_zeros(len(first), *(block_size or values.shape[1:]))
@@ -178,8 +277,11 @@ def _add_up(coords: Tensor, keys: Tensor, within: Sequence[Tensor], values: Tens
 
 def _positions_in_row(rows: Tensor) -> Tensor:
     """Return how many entries of its row come before each entry; `rows` ascend."""
-    rows = rows.contiguous()
-    return torch.arange(len(rows), device=rows.device) - torch.searchsorted(rows, rows)
+    entry = torch.arange(len(rows), device=rows.device)
+    if len(rows) == 0:
+        return entry
+    begins = entry[1:].masked_fill(rows[1:] == rows[:-1], 0)
+    return entry - torch.cat([begins.new_zeros(1), begins]).cummax(0).values
 
 
 def _pad(

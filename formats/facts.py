@@ -23,7 +23,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .device_kernels import runs_kernels
 from .errors import FormatError
+
+try:
+    from . import layouts
+except ImportError:  # no Triton, not on Linux
+    layouts = None  # type: ignore[assignment]
 
 __all__ = [
     "ConstantTables",
@@ -32,6 +38,7 @@ __all__ = [
     "RowFacts",
     "Tables",
     "WrittenOnce",
+    "facts_by_kernels",
     "longest_first",
     "piece_count",
     "row_facts",
@@ -168,7 +175,7 @@ class OwnedRows(Fact):
     tiles: str = ""
     pointers: Tensor | None = None  # [D+1]  the groups of row or tile r are pointers[r] to pointers[r+1] - 1
     order: Tensor | None = None  # [D]    the rows or tiles, those with the most groups first
-    is_shared: Tensor | None = None  # [P]    bool: the group's row has several groups
+    is_shared: Tensor | None = None  # [P]    bool: the group's row has several groups; of pieces [Q]
     rows_to_zero: Tensor | None = None  # [R]    rows with no group or with several
     pieces: Tensor | None = None  # [2Q]   the groups of piece s are pieces[2s] to pieces[2s+1] - 1, see `piece_count`
     is_whole: bool = False  # nothing tells which rows have one group, so that a program takes all groups of a row
@@ -257,7 +264,7 @@ class RowFacts:
     """About P groups in D rows, ascending: the groups of row r are pointers[r] to pointers[r+1] - 1."""
 
     pointers: Tensor  # [D+1]  int32, or int64 when P needs it
-    is_shared: Tensor  # [P]    bool: the group's row has several groups; of pieces if rows are cut
+    is_shared: Tensor  # [P]    bool: the group's row has several groups; of pieces [Q] if rows are cut
     rows_to_zero: Tensor  # [R]    int64: rows with no group or with several; or pieces
     order: Tensor  # [D]    int32: the rows, those with the most groups first
     pieces: Tensor | None = None  # [2Q]   the groups of piece s are pieces[2s] to pieces[2s+1] - 1
@@ -276,6 +283,8 @@ def row_facts(rows: Tensor, num_rows: int, cut: int = 0) -> RowFacts:
     >>> facts.pointers.tolist(), facts.is_shared.tolist(), facts.rows_to_zero.tolist(), facts.order.tolist()
     ([0, 1, 1, 3, 3], [False, True, True], [1, 2, 3], [2, 0, 1, 3])
     """
+    if len(rows) and num_rows and max(len(rows), num_rows) < 2**31 and runs_kernels(rows):
+        return facts_by_kernels(rows.contiguous(), num_rows, cut)
     rows = rows.long()
     bounds = torch.arange(num_rows + 1, device=rows.device)
     pointers = torch.searchsorted(rows, bounds, out_int32=len(rows) < 2**31)
@@ -284,14 +293,31 @@ def row_facts(rows: Tensor, num_rows: int, cut: int = 0) -> RowFacts:
     if cut:
         groups = (groups.long() + cut - 1) // cut
         pieces, rows = _cut(pointers, groups, len(rows), cut)
+    is_shared = groups[rows] > 1
+    if pieces is not None:  # as long as a grid of pieces, which launch plans know by it
+        is_shared = torch.cat([is_shared, is_shared.new_zeros(len(pieces) // 2 - len(is_shared))])
     return RowFacts(
         pointers=pointers,
-        is_shared=groups[rows] > 1,
+        is_shared=is_shared,
         rows_to_zero=(groups != 1).nonzero().flatten(),
         order=longest_first(pointers),
         pieces=pieces,
         cut=cut,
     )
+
+
+def facts_by_kernels(rows: Tensor, num_rows: int, cut: int, totals: tuple[int, int] | None = None) -> RowFacts:
+    """Return what `row_facts` does, on a GPU.
+
+    `totals` are how many groups, or pieces if rows are cut, and rows with another number of them than one there are;
+    None if the host is to wait for them.
+    """
+    pointers, lengths, ends = layouts.point(rows, num_rows, cut)
+    pieces, zeros = divmod(int(ends[-1]), 2**32) if totals is None else totals
+    places = piece_count(num_rows, len(rows), cut) if cut else 0
+    to_zero, is_shared, found = layouts.spread(rows, pointers, ends, (pieces, zeros), cut, places, NEAR)
+    order = lengths.argsort(descending=True, stable=True).int()
+    return RowFacts(pointers, is_shared, to_zero, order, found, cut)
 
 
 def piece_count(num_rows: int, num_groups: int, cut: int) -> int:

@@ -138,7 +138,7 @@ class FromTensors(ABC):
         if blocks is None:
             entries = merge(Entries(coords.long(), values), size, dim)
         else:
-            check_inside(coords.long(), size, coords.new_ones(()))
+            check_inside(coords, size)
             entries = merge_into_blocks(Entries(coords.long(), values), block_grid(size, blocks), dim, blocks)
         return cls._from_entries(entries, size, dim, group_size, blocks)
 

@@ -74,10 +74,10 @@ def gpu_group_size(occ: Tensor | Sequence[int]) -> int:
         return 1
     sums = [counts.sum(), (counts > 0).sum(), counts.max(), *[_groups(counts, size) for size in SIZES_ON_GPU]]
     entries, rows, fullest, *groups = torch.stack(sums).tolist()
-    return _size_on_gpu(entries, rows, fullest, groups)
+    return size_on_gpu(entries, rows, fullest, groups)
 
 
-def _size_on_gpu(entries: int, rows: int, fullest: int, groups: Sequence[int]) -> int:
+def size_on_gpu(entries: int, rows: int, fullest: int, groups: Sequence[int]) -> int:
     """Return what `gpu_group_size` does; `groups` is how many there are of each of the `SIZES_ON_GPU`."""
     at = 0
     while 2 * SIZES_ON_GPU[at] * rows < 3 * entries and SIZES_ON_GPU[at] < min(fullest, LARGEST_ON_GPU):
@@ -103,7 +103,7 @@ def groups_of(positions: Tensor, size: int | None, is_on_gpu: bool) -> tuple[int
         masks = (1 << torch.arange(len(SIZES_ON_GPU), device=positions.device)) - 1
         begins = ((positions & masks[:, None]) == 0).sum(1)  # of each size
         rows, fullest, *groups = torch.cat([facts, begins]).tolist()
-        size = _size_on_gpu(len(positions), rows, fullest + 1, groups)
+        size = size_on_gpu(len(positions), rows, fullest + 1, groups)
         return size, groups[SIZES_ON_GPU.index(size)]
     rows, fullest = facts.tolist()
     candidates = _candidates(len(positions), rows, fullest + 1)

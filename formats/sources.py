@@ -72,11 +72,13 @@ def torch_entries(A: Tensor, name: str = "A") -> tuple[Tensor, Tensor]:
         raise FormatError(f"A has layout {A.layout}; from_torch takes {layouts}, from_dense takes a dense tensor")
     if A.ndim != 2:
         raise FormatError(f"A is a {A.layout} tensor of shape {list(A.shape)}; only a matrix converts from this layout")
-    is_broken = (pointers.diff() < 0).any() | (pointers[0] != 0) | (pointers[-1] != len(others))
-    if bool(is_broken):
+    counts = pointers.diff()
+    least = counts.amin() if len(counts) else pointers[0]
+    first_pointer, last_pointer, fewest = torch.stack([pointers[0], pointers[-1], least]).tolist()
+    if fewest < 0 or (first_pointer, last_pointer) != (0, len(others)):
         which = ("crow_indices", "ccol_indices")[first]
         raise FormatError(f"{name}.{which}() must ascend from 0 to {len(others)}, its entries; mend its indices")
-    pair = (_pointed_rows(pointers), others.long())
+    pair = (_pointed_rows(counts, len(others)), others.long())
     return torch.stack([pair[first], pair[1 - first]]), A.values()
 
 
@@ -90,7 +92,7 @@ def scipy_entries(A: ScipyArray) -> tuple[Tensor, Tensor]:
         raise FormatError(f"A is a {type(A).__name__}; from_scipy takes a scipy sparse array or matrix{remedy}")
     if A.format == "bsr":
         bsr = cast(ScipyBSR, A)
-        rows = _pointed_rows(torch.tensor(bsr.indptr))
+        rows = _pointed_rows(torch.tensor(bsr.indptr).diff(), len(bsr.indices))
         return torch.stack([rows, torch.tensor(bsr.indices).long()]), _values(bsr.data)
     coo = _distinct(A).tocoo()
     return torch.stack([torch.tensor(c).long() for c in coo.coords]), _values(coo.data)
@@ -121,7 +123,6 @@ def spread_blocks(coords: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     return (first[:, :, None] + within[:, None, :]).flatten(1), values.flatten()
 
 
-def _pointed_rows(pointers: Tensor) -> Tensor:
-    """Return the row of each entry of a compressed matrix, from its row pointers."""
-    rows = torch.arange(len(pointers) - 1, device=pointers.device)
-    return rows.repeat_interleave(pointers.diff())
+def _pointed_rows(counts: Tensor, entries: int) -> Tensor:
+    """Return the row of each of the entries of a compressed matrix, of which each row has so many."""
+    return torch.arange(len(counts), device=counts.device).repeat_interleave(counts, output_size=entries)

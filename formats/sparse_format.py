@@ -126,14 +126,28 @@ class SparseFormat(Moves, NotTensor, FromTensors):
         with torch.inference_mode(False):  # coordinates are to count their versions
             layout = cls._lay_out(entries.coords, block_grid(shape, blocks), group_dim, group_size)
         values = entries.values if layout.gather is None else layout.gather(entries.values)
+        return cls._laid_out(layout, values, len(entries.values), shape, group_dim, blocks)
+
+    @classmethod
+    def _laid_out(
+        cls: type[Format],
+        layout: Layout,
+        values: Tensor,
+        num_entries: int,
+        shape: Sizes,
+        group_dim: int = 0,
+        blocks: Sizes | None = None,
+    ) -> Format:
+        """Return the format of what a layout has made of so many entries: its coordinates need no check."""
+        coords = layout.coords
         # a vector has no coordinate that could say -1, so all its slots are entries
         num_slots = prod(values.shape[: len(cls.value_axes)])
-        num_entries = len(entries.values) if len(shape) > 1 else num_slots
-        parts = {"coords": layout.coords, "values": values, "shape": shape, "group_dim": group_dim}
-        cache = PatternCache(num_entries, num_slots, ChangeGuards(layout.coords))
-        form = object.__new__(cls)  # not __init__: it would check coordinates that are right by construction
+        num_entries = num_entries if len(shape) > 1 else num_slots
+        cache = PatternCache(num_entries, num_slots, ChangeGuards(coords), facts=layout.facts)
+        form = object.__new__(cls)
+        parts = {"coords": coords, "values": values, "shape": shape, "group_dim": group_dim}
         vars(form).update(parts, block_size=blocks, _pattern_cache=cache)
-        if may_keep(*layout.coords):
+        if may_keep(*coords):
             keep(form)
         return form
 
@@ -655,11 +669,12 @@ class SparseFormat(Moves, NotTensor, FromTensors):
             positions = self._positions()
             coords, num_padding = coords[:, positions], 0
         order = sort_order(coords, grid, group_dim)[num_padding:]  # where -1 is sorted by, padding comes first
-        layout = self._lay_out(coords[:, order], grid, group_dim, group_size)
+        layout = self._lay_out(coords.index_select(1, order), grid, group_dim, group_size)
         source = order if positions is None else positions[order]
         gather = Gather(source, None) if layout.gather is None else layout.gather.after(source)
         guard = ChangeGuards(layout.coords, is_private=cache.guard.is_private)
-        return Regrouped(layout.coords, gather, PatternCache(cache.num_entries, gather.source.numel(), guard), guard)
+        regrouped = PatternCache(cache.num_entries, gather.source.numel(), guard, facts=layout.facts)
+        return Regrouped(layout.coords, gather, regrouped, guard)
 
     def _letter(self, name: str, part: Tensor | None) -> Tensor:
         """Return a part of a matrix grouped by rows, which the paper calls `name`; else raise AttributeError."""

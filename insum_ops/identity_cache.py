@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Generic, TypeVar
 from weakref import ref
 
@@ -27,9 +26,8 @@ class ByIdentity(Generic[Kept]):
     0
     """
 
-    def __init__(self, ended: Callable[[Kept], object] | None = None) -> None:
+    def __init__(self) -> None:
         self.kept: dict[int, tuple[ref[object], Kept]] = {}
-        self.ended = ended  # is told the value of an object that has died
 
     def get(self, owner: object) -> Kept | None:
         kept = self.kept.get(id(owner))
@@ -42,8 +40,6 @@ class ByIdentity(Generic[Kept]):
             kept = self.kept.get(key)
             if kept is not None and kept[0] is dead:  # another object may have the same address by now
                 self.kept.pop(key, None)  # and may have died meanwhile, in another thread
-                if self.ended is not None:
-                    self.ended(kept[1])
 
         self.kept[key] = ref(owner, drop), value
 

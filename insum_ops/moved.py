@@ -23,7 +23,7 @@ MOVED = {  # below insum_ops
     "formats.geometry": "formats.voxels.geometry",
     "formats.kernel_map": "formats.voxels.kernel_map",
     "formats.known": "formats.pattern_cache",
-    "formats.launches": "formats.voxels.fixed_kernel",
+    "formats.launches": "formats.fixed_kernel",
     "formats.map_tables": "formats.voxels.map_tables",
     "formats.pairs": "formats.row_matching",
     "formats.stamp": "formats.guard",

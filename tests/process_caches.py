@@ -6,7 +6,6 @@ import sys
 from functools import lru_cache
 
 from insum_ops.lru_cache import LRUCache
-from insum_ops.matmul.lifetimes import Lifetimes
 
 __all__ = ["caches", "forget"]
 
@@ -25,4 +24,3 @@ def _caches(_: int) -> list[LRUCache[object]]:
 def forget() -> None:
     for kept in caches():
         kept.clear()
-    Lifetimes.short = 0

@@ -57,7 +57,7 @@ TORCH_STATE = {
 CHANGE_READERS = {"insum_ops.formats.guard"}
 PASSES_ADDRESSES = {
     "insum_ops.compiler.runtime.launch",
-    "insum_ops.formats.voxels.fixed_kernel",
+    "insum_ops.formats.fixed_kernel",
 }  # to kernels, as their arguments
 STATE_READERS = {"insum_ops.formats.torch_state"}
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}

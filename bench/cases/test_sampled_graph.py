@@ -78,7 +78,7 @@ def provide(provider: str, what: str, given: Operands) -> Call:
             C.sum().backward()
             X.grad = None
 
-    for _ in range(40):  # after which it is known that graphs do not last, and most lengths are of a known kind
+    for _ in range(40):  # after which most lengths are of a known kind
         run()
     whole = lambda: product(given.edge_index.clone(), given.weight.clone(), given.X)
     return Call(run, result=whole, is_capturable=False)

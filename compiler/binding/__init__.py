@@ -18,7 +18,7 @@ from .contraction_path import contraction_path, example_of
 from .layouts import laid_out
 from .recipes import grouping, recipe_for
 from .rewrite import sparse_factor
-from .shape_class import SHORT_LENGTH, bucket, known_divisor, power_of_two, shape_class
+from .shape_class import SHORT_LENGTH, bucket, fact_class, known_divisor, power_of_two, shape_class
 from .sparse_protocol import (
     Kind,
     Recipe,
@@ -47,6 +47,7 @@ __all__ = [
     "check_pattern",
     "contraction_path",
     "example_of",
+    "fact_class",
     "grouping",
     "is_sparse",
     "kinds_of",

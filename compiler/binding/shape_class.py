@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["SHORT_LENGTH", "bucket", "known_divisor", "power_of_two", "shape_class"]
+__all__ = ["SHORT_LENGTH", "bucket", "fact_class", "known_divisor", "power_of_two", "shape_class"]
 
 SHORT_LENGTH = 64  # up to which a source may rely on a length, even if it varies from call to call
 DIVISORS = (1024, 128, 16)  # the longest block; the longest that most kernels take; the shortest side of a dot
@@ -49,3 +49,12 @@ def shape_class(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[objec
     if span >= NEAR:
         return shape, strides
     return bucket(length), known_divisor(length), shape[1:], strides
+
+
+def fact_class(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[object, ...]:
+    """Return what a launch plan may know of a fact's tensor: no kernel is built on how long it is, but it may be empty.
+
+    >>> fact_class((1000,), (1,)) == fact_class((16,), (1,)), fact_class((0,), (1,))
+    (True, (False, (1,)))
+    """
+    return (shape, strides) if shape[0] >= NEAR else (shape[0] > 0, strides)

@@ -38,7 +38,7 @@ from ...formats.torch_state import (
     set_grad_enabled,
     transforms,
 )
-from ..binding import shape_class
+from ..binding import fact_class, shape_class
 from .launch import INTERPRETED, SEVERAL_GPUS, misaligned
 from .plan import Plan, Services, Steps, generalised, plan_of
 from .ranges import ascends, range_expression, remembered_ranges
@@ -206,6 +206,7 @@ def planned(
     varies: bool = False,
     owned: Owner | tuple[()] | None = (),
     kind: str = "",
+    facts: int = 0,
 ) -> Any:
     """Return `function(*tensors)`, replayed from a plan if there is one for tensors like these.
 
@@ -220,6 +221,7 @@ def planned(
             tensors share the cache: all of them are among `tensors` then, and none is ever pinned but the `constants`
             of a recording.
         kind: tells functions apart that have one `call_key`, and differ in whether gradients are asked for.
+        facts: how many of the last tensors are those of a fact, on whose lengths no kernel is built.
     """
     result = replayed(cache, call_key, tensors, numbers)
     if result is not None:
@@ -233,7 +235,7 @@ def planned(
         return function(*tensors)
     if transforms() is not None or may_autocast():
         return function(*tensors)
-    return _by_key(cache, recent_key, kind, function, tensors, varies, owned)
+    return _by_key(cache, recent_key, kind, function, tensors, varies, owned, facts)
 
 
 def _by_key(
@@ -244,6 +246,7 @@ def _by_key(
     tensors: Sequence[Tensor],
     varies: bool,
     owned: Owner | tuple[()] | None,
+    facts: int,
 ) -> Any:
     """Return what `planned` does, for a call that no guard of a recent layout accepts: its plan is found by a key."""
     call_key, numbers, *_ = recent_key
@@ -264,7 +267,7 @@ def _by_key(
             layout = None
     any_length, lengths = None, list[int | None]()
     if varies:
-        any_length_key, lengths = _any_length_key(settings, tensors, numbers)
+        any_length_key, lengths = _any_length_key(settings, tensors, numbers, facts)
         any_length = cache.get(any_length_key)
         if any_length is None:
             any_length = cache[any_length_key] = _AnyLength()
@@ -305,15 +308,15 @@ def _repeated(tensors: Sequence[Tensor]) -> tuple[int, ...]:
 
 
 def _any_length_key(
-    settings: tuple[Any, ...], tensors: Sequence[Tensor], numbers: tuple[int, ...]
+    settings: tuple[Any, ...], tensors: Sequence[Tensor], numbers: tuple[int, ...], facts: int
 ) -> tuple[tuple[Any, ...], list[int | None]]:
     """Return the cache key that calls share which differ in the lengths of first dimensions, and those lengths."""
     call_key, _, *state = settings
     key: tuple[Any, ...] = ("any length", call_key, *state, *[shape_class((number,), (1,)) for number in numbers])
-    lengths = list[int | None]()
-    for tensor in tensors:
+    lengths, read = list[int | None](), len(tensors) - facts
+    for at, tensor in enumerate(tensors):
         shape, strides = tensor.shape, tensor.stride()
-        length_class = shape_class(shape, strides)
+        length_class = shape_class(shape, strides) if at < read else fact_class(shape, strides)
         key += (length_class, tensor.dtype, tensor.device)
         lengths.append(None if length_class[0] is shape else shape[0])
     return key + _repeated(tensors), [*lengths, *numbers]

@@ -3,7 +3,6 @@
 A file imports only from those above it.
 
     geometry      how a convolution's coarse and fine cells lie
-    fixed_kernel  a fixed Triton kernel, launched with little around it
     grid          a batch of voxel grids: coordinates as keys, and what makes voxels wrong
     sort          neighbours and their pairs by torch's sort and search
     kernels       the kernels of the hash table

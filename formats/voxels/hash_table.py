@@ -11,11 +11,11 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from .fixed_kernel import FixedKernel
+from ..fixed_kernel import FixedKernel
 from .geometry import Geometry
 from .grid import VoxelGrid
 from .kernels import insert, look_up, place
-from .pairs import count, count_into, counts_shape, group, swap
+from .pairs import count, count_into, counts_shape, group, map_kernel, swap
 from .tiles import tile
 
 __all__ = ["count", "find", "generate", "group", "swap", "tile"]
@@ -26,7 +26,7 @@ SPARE = 2  # slots per key: half the table stays free, so that a search ends aft
 
 Counts = tuple[Tensor, list[int]]  # what `count` makes, and its first row
 
-_insert, _look_up, _place = FixedKernel(insert), FixedKernel(look_up), FixedKernel(place)
+_insert, _look_up, _place = map_kernel(insert), map_kernel(look_up), map_kernel(place)
 
 
 def find(indices: Tensor, grid: VoxelGrid, geometry: Geometry) -> tuple[Tensor, Counts | None]:

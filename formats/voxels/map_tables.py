@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..device_kernels import compiles_for
 from ..facts import longest_first
 from ..guard import may_keep
 from . import sort as voxel_sort
@@ -21,7 +22,6 @@ except ImportError:  # no Triton, not on Linux: sorting does it
 __all__ = ["GroupedMap", "Tables", "TiledMap", "maker"]
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
-OLDEST_GPU = (7, 5)  # the least compute capability that Triton compiles for
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,16 +163,5 @@ class Tables:
 
 def maker(tensor: Tensor):  # type: ignore[no-untyped-def]
     """Return the module that finds and groups neighbours on this device."""
-    has_kernels = INTERPRETED or (tensor.is_cuda and _is_young(tensor.device))
+    has_kernels = INTERPRETED or compiles_for(tensor.device)
     return voxel_hash if voxel_hash is not None and has_kernels else voxel_sort
-
-
-def _is_young(device: torch.device) -> bool:
-    """Return whether Triton compiles for a GPU, asked once for each."""
-    is_young = _young.get(device)
-    if is_young is None:
-        is_young = _young[device] = torch.cuda.get_device_capability(device) >= OLDEST_GPU
-    return is_young
-
-
-_young: dict[torch.device, bool] = {}  # not functools.cache, about which a tracer warns

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
+from ..fixed_kernel import FixedKernel
 from . import pair_kernels as kernels
-from .fixed_kernel import FixedKernel
 
-__all__ = ["count", "count_into", "counts_shape", "group", "power_of_2", "swap"]
+__all__ = ["count", "count_into", "counts_shape", "group", "map_kernel", "power_of_2", "swap"]
 
 TILE = 4096  # entries of a table that a program looks at at once
 MOST_TAPS = 32  # of them side by side
@@ -16,8 +18,13 @@ WARPS = 16  # with fewer, a tile does not fit into a thread's registers
 MOST_BLOCKS = 1024  # each block adds up the counts of those before it
 SWAPPED_BLOCK = 1024
 
-_count, _group = FixedKernel(kernels.count, WARPS), FixedKernel(kernels.group, WARPS)
-_swap = FixedKernel(kernels.swap)
+map_kernel = partial(
+    FixedKernel,
+    refusal="voxels without memory have no kernel map, as under FakeTensorMode or while a program is traced; "
+    "call the layer once on real voxels first",
+)
+_count, _group = map_kernel(kernels.count, WARPS), map_kernel(kernels.group, WARPS)
+_swap = map_kernel(kernels.swap)
 
 
 def count(table: Tensor) -> Tensor:

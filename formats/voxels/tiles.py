@@ -7,8 +7,7 @@ from torch import Tensor
 
 from ..guard import may_keep
 from . import tile_kernels as kernels
-from .fixed_kernel import FixedKernel
-from .pairs import power_of_2
+from .pairs import map_kernel, power_of_2
 from .sort import stretch
 
 __all__ = ["tile"]
@@ -19,7 +18,7 @@ INT32_BITS = 31
 _bits_on_device: dict[tuple[tuple[int, ...], torch.device], Tensor] = {}
 
 
-_key, _count, _fill = FixedKernel(kernels.key), FixedKernel(kernels.count), FixedKernel(kernels.fill)
+_key, _count, _fill = map_kernel(kernels.key), map_kernel(kernels.count), map_kernel(kernels.fill)
 
 
 def tile(table: Tensor, bits: tuple[int, ...], size: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

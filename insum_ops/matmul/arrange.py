@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from ..compiler import one_by_one, outside_modes, outside_transforms
 from ..formats import BlockCOO, GroupCOO
-from ..formats.convert import block_grid, lay_out_entries, lay_out_groups, sort_order
+from ..formats.convert import Layout, block_grid, lay_out_entries, lay_out_groups, lay_out_unsorted
 from ..formats.guard import may_keep
 from ..formats.sparse_format import SparseFormat
 from ..formats.torch_state import is_grad_enabled, is_transformed
 
-__all__ = ["Arranged", "arrange", "merge_map"]
+__all__ = ["Arranged", "arrange", "arrange_edges", "merge_map"]
 
 Sizes = tuple[int, ...]
 
@@ -95,35 +96,52 @@ class _Slots(torch.autograd.Function):
         return ctx.arranged.read(upstream), None
 
 
-def arrange(coords: Tensor, values: Tensor, shape: Sizes, is_sorted: bool) -> Arranged:
+def arrange(coords: Tensor, values: Tensor, shape: Sizes, order: Tensor | None) -> Arranged:
     """Lay entries at `coords` [2, E] out as a GroupCOO, or as a BlockCOO if `values` are blocks; `fill` adds values.
 
-    `is_sorted` says that rows ascend already, as those of a compressed matrix do. The coordinates must lie in the
-    shape, which is not checked.
+    `order` sorts the entries by rows; None if rows ascend already, as those of a compressed matrix do. The coordinates
+    must lie in the shape, which is not checked.
     """
     blocks = tuple(values.shape[1:])
     grid = block_grid(shape, blocks or None)
-    order = None if is_sorted else sort_order(coords, grid, 0)
-    in_order = coords if order is None else coords[:, order]
+    in_order = coords if order is None else coords.index_select(1, order)
     nothing = values.new_zeros(())  # the values of a pattern: expanded, they take no memory
     if blocks:
         layout = lay_out_entries(in_order, grid)
-        return Arranged(BlockCOO(layout.coords, nothing.expand(values.shape), shape, block_size=blocks), order)
+        parts = layout, nothing.expand(values.shape), len(values), shape
+        return Arranged(BlockCOO._laid_out(*parts, blocks=blocks), order)
     layout = lay_out_groups(in_order, grid, 0, None)
     assert layout.gather is not None
-    gather = layout.gather if order is None else layout.gather.after(order)
-    pattern = GroupCOO(layout.coords, nothing.expand(gather.source.shape), shape)
-    is_in_place = order is None and gather.source.numel() == coords.shape[1]  # every group is full
-    return Arranged(pattern, None if is_in_place else gather.source.flatten())
+    is_in_place = order is None and layout.gather.is_padding is None  # every group is full
+    if order is not None:
+        layout = replace(layout, gather=layout.gather.after(order))
+    return _in_groups(layout, nothing, len(values), shape, is_in_place)
 
 
-def merge_map(coords: Tensor, shape: Sizes) -> tuple[Tensor, Tensor] | None:
-    """Return the distinct coordinates [2, D], sorted, and which of them each entry has [E]; None if all differ."""
-    order = sort_order(coords, shape, 0)
-    in_order = coords[:, order]
-    is_new = (in_order[:, 1:] != in_order[:, :-1]).any(0)
+def arrange_edges(edge_index: Tensor, sizes: tuple[int, int], refuse: Callable[[], NoReturn]) -> Arranged:
+    """Lay the edges of a graph out as a GroupCOO [targets, sources]; `refuse` raises if one names an absent node."""
+    layout = lay_out_unsorted(edge_index, sizes, 1, refuse)
+    nothing = torch.zeros((), device=edge_index.device)
+    layout, shape = replace(layout, coords=layout.coords[::-1]), (sizes[1], sizes[0])
+    return _in_groups(layout, nothing, edge_index.shape[1], shape, is_in_place=False)
+
+
+def _in_groups(layout: Layout, nothing: Tensor, num_entries: int, shape: Sizes, is_in_place: bool) -> Arranged:
+    """Return entries laid out in groups, whose values are nothing yet; in place, each is in the slot of its number."""
+    assert layout.gather is not None
+    source = layout.gather.source
+    pattern = GroupCOO._laid_out(layout, nothing.expand(source.shape), num_entries, shape)
+    return Arranged(pattern, None if is_in_place else source.flatten())
+
+
+def merge_map(coords: Tensor, keys: Tensor, order: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return the distinct coordinates [2, D], sorted, and which of them each entry has [E]; None if all differ.
+
+    `keys` are what orders entries, in the order that sorts them.
+    """
+    is_new = keys[1:] != keys[:-1]
     if bool(is_new.all()):
         return None
     is_first = torch.cat([is_new.new_ones(1), is_new])
     into = torch.empty_like(order).scatter_(0, order, is_first.cumsum(0) - 1)
-    return in_order[:, is_first], into
+    return coords[:, order[is_first]], into

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from operator import index
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 from weakref import ref
 
 import torch
@@ -18,10 +19,9 @@ from ..formats.parts import FormatParts, Kind, keep_pattern, register_kind
 from ..formats.sparse_format import SparseFormat
 from ..formats.torch_state import is_grad_enabled, is_wrapped
 from ..identity_cache import ByIdentity
-from .arrange import Arranged, arrange
-from .lifetimes import Lifetimes
+from .arrange import Arranged, arrange_edges
 
-__all__ = ["Edges", "checked_sizes", "edges_of", "known_edges", "traced_edges"]
+__all__ = ["Edges", "edges_of", "traced_edges"]
 
 SIZES = 64  # kept for one graph, then all are dropped: a new size with every call must not fill memory
 
@@ -46,7 +46,6 @@ class Edges:
     guard: ChangeGuard | None  # of edge_index; None if its changes can't be detected
     filled: Filled | None = None  # with the weights of the last call
     ones: dict[torch.dtype, SparseFormat] = field(default_factory=dict)
-    uses: int = 0  # products with it
 
     def is_of(self, edge_index: Tensor) -> bool:
         """Whether edge_index is unchanged since the format was made."""
@@ -94,30 +93,21 @@ class Edges:
 def edges_of(A: tuple[Any, ...], name: str, size: tuple[int, int] | None) -> Edges:
     """Return the edges of (edge_index, edge_weight, size), cached while edge_index does not change.
 
-    `size` (sources, targets) is for a tuple without one; a product has one, and is counted. Without either, the nodes
-    are those that edge_index names.
+    `size` (sources, targets) is for a tuple without one. Without either, the nodes are those that edge_index names.
     """
     check_graph(A, name)
     edge_index = A[0]
-    sizes = size if len(A) == 2 or A[2] is None else checked_sizes(A[2])
+    sizes = size if len(A) == 2 or A[2] is None else _checked_sizes(A[2])
     by_size = _edges.get(edge_index)
     edges = None if by_size is None else by_size.get(sizes)
     if edges is not None and edges.is_of(edge_index):
-        edges.uses += size is not None
         return edges
     edges = _arranged_edges(edge_index, sizes)
-    edges.uses += size is not None
     if edges.guard is not None and may_keep(*edges.arranged.parts):
         if by_size is None or len(by_size) >= SIZES or not all(e.is_of(edge_index) for e in by_size.values()):
             by_size = {}
         _edges.keep(edge_index, {**by_size, sizes: edges})  # another dictionary: other threads may be reading this one
     return edges
-
-
-def known_edges(edge_index: Tensor, sizes: tuple[int, int]) -> Edges | None:
-    """Return the edges of a graph that was converted before and has not changed since, or None."""
-    edges = (_edges.get(edge_index) or {}).get(sizes)
-    return edges if edges is not None and edges.is_of(edge_index) else None
 
 
 def check_graph(A: tuple[Any, ...], name: str) -> None:
@@ -147,7 +137,7 @@ def traced_edges(A: tuple[Any, ...], name: str, size: tuple[int, int], dtype: to
     check_graph(A, name)
     edge_index, edge_weight = A[0], A[1]
     check_edge_index(edge_index)
-    sources, targets = size if len(A) == 2 or A[2] is None else checked_sizes(A[2])
+    sources, targets = size if len(A) == 2 or A[2] is None else _checked_sizes(A[2])
     if edge_weight is None:
         edge_weight = torch.ones(edge_index.shape[1], dtype=dtype, device=edge_index.device)
     return FormatParts("Edges;0;;*", (targets, sources), edge_weight, [edge_index])
@@ -182,7 +172,7 @@ register_kind(
 )
 
 
-def checked_sizes(size: Any) -> tuple[int, int]:
+def _checked_sizes(size: Any) -> tuple[int, int]:
     """Return (sources, targets) of a caller's size; refuse what is none."""
     parts = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
     try:
@@ -204,17 +194,18 @@ def _arranged_edges(edge_index: Tensor, sizes: tuple[int, int] | None) -> Edges:
     if sizes is None:
         nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
         sizes = nodes, nodes
+    return Edges(arrange_edges(edge_index, sizes, partial(_refuse_edges, edge_index, sizes)), guard)
+
+
+def _refuse_edges(edge_index: Tensor, sizes: tuple[int, int]) -> NoReturn:
+    """Raise for the first edge that names an absent node."""
     limits = edge_index.new_tensor(sizes, dtype=torch.int64)[:, None]
-    is_outside = (edge_index < 0) | (edge_index >= limits)
-    if bool(is_outside.any()):
-        row, edge = is_outside.nonzero()[0].tolist()
-        kind, count = ("sources", "targets")[row], sizes[row]
-        raise IndexRangeError(
-            f"edge_index[{row}, {edge}] is {int(edge_index[row, edge])} but there are {count} {kind}; "
-            "give the numbers of nodes as size=(sources, targets), the third part of the tuple"
-        )
-    ones = torch.ones(edge_index.shape[1], device=edge_index.device)
-    return Edges(arrange(edge_index.long().flip(0), ones, (sizes[1], sizes[0]), is_sorted=False), guard)
+    row, edge = ((edge_index < 0) | (edge_index >= limits)).nonzero()[0].tolist()
+    kind, count = ("sources", "targets")[row], sizes[row]
+    raise IndexRangeError(
+        f"edge_index[{row}, {edge}] is {int(edge_index[row, edge])} but there are {count} {kind}; "
+        "give the numbers of nodes as size=(sources, targets), the third part of the tuple"
+    )
 
 
 def _check_weights(edge_weight: Tensor, arranged: Arranged) -> None:
@@ -234,6 +225,4 @@ def _check_weights(edge_weight: Tensor, arranged: Arranged) -> None:
         )
 
 
-_edges: ByIdentity[dict[tuple[int, int] | None, Edges]] = ByIdentity(
-    lambda by_size: Lifetimes.ended(sum([edges.uses for edges in by_size.values()]))
-)
+_edges: ByIdentity[dict[tuple[int, int] | None, Edges]] = ByIdentity()

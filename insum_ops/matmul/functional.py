@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, Literal, NoReturn, TypeVar, overload
 
 import torch
@@ -51,9 +49,8 @@ from ..formats.torch_state import (
 )
 from ..functional import insum
 from .edges import Edges, edges_of, traced_edges
-from .listed import Listed, listed_matrix, listed_patterns
 from .operands import as_format, trained_source
-from .torch_sparse import SparseSource, remembered_format, remembered_source, used_source, with_entries
+from .torch_sparse import SparseSource, remembered_format, remembered_source, sparse_source
 
 __all__ = ["Reduce", "sddmm", "spmm"]
 
@@ -81,12 +78,11 @@ def spmm(A: Any, B: Tensor, reduce: Reduce = "sum", *others: NoReturn) -> Tensor
     its own pattern and layout (torch collects `.grad` for COO and CSR alone; `torch.autograd.grad` and values that a
     sparse tensor was made of get theirs for every layout).
 
-    A torch tensor or a graph is converted once, and again when its pattern changes; where several in turn were used a
-    few times and then gone, as graphs that are sampled, a new one is multiplied as it is listed until it has been used
-    often. An in-place change is noticed by the tensor's version counter, and other `.data` by its address, so not what
-    is changed through other tensors in the same memory. A scipy array and a tensor made in inference mode are converted
-    at every call: make a format of them. `torch.compile` traces formats and graphs, from the first call on; at a torch
-    sparse tensor and at a scipy array its graph breaks.
+    A torch tensor or a graph is converted once, and again when its pattern changes. An in-place change is noticed by
+    the tensor's version counter, and other `.data` by its address, so not what is changed through other tensors in the
+    same memory. A scipy array and a tensor made in inference mode are converted at every call: make a format of them.
+    `torch.compile` traces formats and graphs, from the first call on; at a torch sparse tensor and at a scipy array its
+    graph breaks.
 
     Args:
         A: the sparse matrix [M, K]: a format of `insum_ops.formats`, a torch sparse tensor (COO, CSR, CSC, BSR or BSC),
@@ -131,7 +127,7 @@ def spmm(A: Any, B: Tensor, reduce: Reduce = "sum", *others: NoReturn) -> Tensor
             )
         if is_dynamo() or type(B) not in PLAIN or not isinstance(reduce, str):
             return _spmm(A, B, reduce)
-        if type(A) is Tensor and A not in listed_patterns:
+        if type(A) is Tensor:
             source = remembered_source(A)
             form = None if source is None else source.filled
             if source is not None and form is not None:
@@ -156,7 +152,7 @@ def _spmm(A: Any, B: Tensor, reduce: str) -> Tensor:
         _refuse_reduce(reduce)
     if not isinstance(B, Tensor) or B.ndim == 0 or B.layout is not torch.strided:
         _refuse_dense(A, B)
-    if type(A) is Tensor and A not in listed_patterns and reduce != "mean" and B.ndim <= 3 and not is_compiling():
+    if type(A) is Tensor and reduce != "mean" and B.ndim <= 3 and not is_compiling():
         filled = remembered_format(A)
         if filled is not None:
             return insum(statements[B.ndim - 1], A=filled, B=B)
@@ -168,10 +164,6 @@ def _spmm(A: Any, B: Tensor, reduce: str) -> Tensor:
         _leave_graph("A")
         if is_dynamo():
             return _eager_spmm(A, B, reduce)
-        rows = B.shape[-2 if B.ndim > 1 else 0]
-        listed = listed_matrix(A, B, (rows, rows), reduce)
-        if listed is not None and listed.shape[1] == rows:
-            return _listed_product(listed, B, reduce)
         if reduce == "sum" and B.ndim <= 3 and is_grad_enabled() and not (may_autocast() or is_transformed()):
             trained = trained_source(A, B)
             if trained is not None:
@@ -199,34 +191,6 @@ def _as_promoted(mean: Tensor, *dtypes: torch.dtype) -> Tensor:
     """Return a mean of halves, whose shares are float32, in the dtype that a product of two factors has."""
     is_half = mean.dtype == torch.float32 and all([dtype in HALVES for dtype in dtypes])
     return mean.to(torch.promote_types(*dtypes)) if is_half else mean
-
-
-def _listed_product(listed: Listed, B: Tensor, reduce: str) -> Tensor:
-    """Return the product with a matrix as its entries are listed."""
-    if B.ndim > 3:
-        C = _listed_product(listed, B.flatten(0, -3), reduce)
-        return C.view(*B.shape[:-2], *C.shape[1:])
-    statement, dtype = STATEMENTS[reduce][B.ndim - 1], B.dtype if listed.AV is None else listed.AV.dtype
-    operands, rows = {**listed.operands, "B": B}, listed.shape[0]
-    if reduce == "mean":
-        ones = torch.ones((), dtype=_type_of_shares(dtype, B), device=B.device).expand(listed.AM.shape)
-        operands["R"] = _inverted(insum("N[AM[e]] += ones[e]", size=(rows,), AM=listed.AM, ones=ones))
-    size = (rows,) if B.ndim == 1 else (*B.shape[:-2], rows, B.shape[-1])
-    C = insum(_over_entries(statement, listed.AV is not None), size=size, **operands)
-    return _as_promoted(C, dtype, B.dtype) if reduce == "mean" else C
-
-
-@lru_cache(maxsize=64)
-def _over_entries(statement: str, has_values: bool) -> str:
-    """Return the statement of a product over the entries of A as they are listed.
-
-    >>> _over_entries("C[b,m,n] += R[m] * A[m,k] * B[b,k,n]", True)
-    'C[b,AM[e],n] += R[AM[e]] * AV[e] * B[b,AK[e],n]'
-    >>> _over_entries("C[m] = max(A[m,k] * B[k])", False)
-    'C[AM[e]] = max(B[AK[e]])'
-    """
-    text = statement.replace("A[m,k]", "AV[e]") if has_values else statement.replace("A[m,k] * ", "")
-    return re.sub(r"\bk\b", "AK[e]", re.sub(r"\bm\b", "AM[e]", text))
 
 
 def _refuse_reduce(reduce: Any) -> NoReturn:
@@ -447,17 +411,13 @@ def _sddmm(pattern: Any, X: Tensor, Y: Tensor) -> Any:
     _leave_graph("pattern")
     if is_dynamo():
         return _eager_sddmm(pattern, X, Y)
-    listed = listed_matrix(pattern, X, (Y.shape[0], X.shape[0]), "")
-    if listed is not None and (X.device, X.shape, listed.shape[1]) == (Y.device, (listed.shape[0], Y.shape[1]), len(Y)):
-        V = insum("V[e] += X[AM[e],d] * Y[AK[e],d]", X=X, Y=Y, AM=listed.AM, AK=listed.AK)
-        return V if isinstance(pattern, tuple) else with_entries(pattern.detach(), V, listed.AM, listed.AK)
     if isinstance(pattern, Tensor):
         if pattern.layout not in (torch.sparse_coo, torch.strided) and is_traced([X, Y]):
             raise UnsupportedError(
                 f"pattern is a {pattern.layout} tensor, and torch makes none inside a graph; pass "
                 "insum_ops.formats.GroupCOO.from_torch(pattern), whose result holds its values as a dense tensor"
             )
-        source = used_source(pattern, "pattern")
+        source = sparse_source(pattern, "pattern")
         with outside_modes(pattern):
             alone = pattern.detach()
         return source.like(alone, source.arranged.read(_sampled(source.arranged.pattern, X, Y)))

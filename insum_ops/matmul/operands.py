@@ -9,13 +9,14 @@ from torch import Tensor
 
 from ..compiler import OperandError, ShapeError
 from ..formats.check import VALUE_DTYPES
+from ..formats.convert import block_grid, sort_order
 from ..formats.errors import FormatError
 from ..formats.sources import scipy_entries
 from ..formats.sparse_format import SparseFormat
 from ..formats.torch_state import default_dtype
 from .arrange import arrange
 from .edges import Edges, edges_of
-from .torch_sparse import SparseSource, remembered_format, sparse_source, used_source
+from .torch_sparse import SparseSource, remembered_format, sparse_source
 
 __all__ = ["as_format", "trained_source"]
 
@@ -29,7 +30,7 @@ def as_format(A: Any, B: Tensor | None = None) -> SparseFormat:
     if isinstance(A, SparseFormat):
         return A
     if isinstance(A, Tensor):
-        return remembered_format(A) or (sparse_source if B is None else used_source)(A, "A").format(A)
+        return remembered_format(A) or sparse_source(A, "A").format(A)
     if isinstance(A, tuple):
         dtype = B.dtype if B is not None and B.dtype in VALUE_DTYPES else default_dtype()
         return edges_of(A, "A", _size(B)).format(A[1], dtype)
@@ -44,7 +45,7 @@ def as_format(A: Any, B: Tensor | None = None) -> SparseFormat:
 def trained_source(A: Any, B: Tensor) -> tuple[Tensor, SparseSource | Edges] | None:
     """Return the tensor that lists A's values and their source, or None if no gradient is wanted for it."""
     if isinstance(A, Tensor):
-        return (A, used_source(A, "A")) if A.requires_grad else None
+        return (A, sparse_source(A, "A")) if A.requires_grad else None
     if isinstance(A, tuple) and len(A) > 1 and isinstance(A[1], Tensor) and A[1].requires_grad:
         return A[1], edges_of(A, "A", _size(B))
     return None
@@ -67,4 +68,6 @@ def _from_scipy(A: Any, device: torch.device | None) -> SparseFormat:
         raise OperandError(f"A holds values of {values.dtype}; convert them with A.astype('float32')")
     if device is not None and device.type != "meta":  # the product itself refuses a B on the meta device
         coords, values = coords.to(device), values.to(device)
-    return arrange(coords, values, tuple(A.shape), is_sorted=A.format in ("csr", "bsr")).fill(values)
+    shape, is_sorted = tuple(A.shape), A.format in ("csr", "bsr")
+    order = None if is_sorted else sort_order(coords, block_grid(shape, tuple(values.shape[1:]) or None), 0)
+    return arrange(coords, values, shape, order).fill(values)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from ..compiler import (
     outside_transforms,
 )
 from ..formats.check import VALUE_DTYPES
-from ..formats.convert import block_grid
+from ..formats.convert import block_grid, entry_keys
 from ..formats.errors import FormatError
 from ..formats.guard import SparseChangeGuard, may_keep
 from ..formats.sources import torch_entries
@@ -32,16 +32,12 @@ from ..formats.sparse_format import SparseFormat
 from ..formats.torch_state import is_free, is_grad_enabled, is_transformed, modes, wants_gradient
 from ..identity_cache import ByIdentity
 from .arrange import Arranged, arrange, merge_map
-from .lifetimes import Lifetimes
 
 __all__ = [
     "SparseSource",
-    "entries_of",
-    "known_source",
     "remembered_format",
     "remembered_source",
     "sparse_source",
-    "with_entries",
 ]
 
 Tensors = tuple[Tensor, ...]
@@ -58,7 +54,6 @@ class SparseSource:
     filled: SparseFormat | None = None  # with the values that it had then
     indices: tuple[Tensor, ...] = ()  # copies of the tensor's index tensors, made when it was first written to
     shaped: Callable[[Tensor], Tensor | None] | None = None  # makes a sparse tensor like it of entries
-    uses: int = 0  # products with it
 
     def is_of(self, A: Tensor) -> bool:
         """Whether A is unchanged since the pattern was last compared with it."""
@@ -113,18 +108,6 @@ def _shaped_by(example: Tensor) -> Callable[[Tensor], Tensor | None] | None:
         return example.requires_grad_().values().grad_fn  # type: ignore[return-value]
 
 
-def known_source(A: Tensor) -> SparseSource | None:
-    """Return the source of a tensor that was converted before, be it with other values or another pattern, or None."""
-    return _sources.get(A)
-
-
-def used_source(A: Tensor, name: str) -> SparseSource:
-    """Return what `sparse_source` does, for one more product with the tensor."""
-    source = sparse_source(A, name)
-    source.uses += 1
-    return source
-
-
 def remembered_source(A: Tensor) -> SparseSource | None:
     """Return the cached source of A that holds its present values, or None."""
     kept = _kept.get(id(A))
@@ -133,7 +116,6 @@ def remembered_source(A: Tensor) -> SparseSource | None:
     source = kept[1]  # `_sources.get` and `is_of`, inlined: every call comes here
     guard = source.guard
     if guard is not None and source.filled is not None and guard.holds_for(A):
-        source.uses += 1
         return source
     return _rewritten(A) if is_free() else None
 
@@ -162,7 +144,6 @@ def sparse_source(A: Tensor, name: str) -> SparseSource:
     guard = SparseChangeGuard.of(A)  # before A is read: another thread may write to it
     with outside_modes(A):  # a tensor that a graph holds is read while it is traced
         source = _refreshed(A, cached, name)
-    source.uses = 0 if cached is None else cached.uses
     if guard is not None and may_keep(*source.arranged.parts, *(source.merged or ())):
         source.guard = guard
         _sources.keep(A, source)
@@ -181,11 +162,17 @@ def _refreshed(A: Tensor, cached: SparseSource | None, name: str) -> SparseSourc
     if before is not None and before.merged is None and torch.equal(before.arranged.coords, coords):
         return SparseSource(before.arranged, None, indices=indices)
     shape = tuple(A.shape)
-    _check_inside(coords, block_grid(shape, tuple(values.shape[1:]) or None), name)
-    merged = None if is_sorted or A.layout is not torch.sparse_coo else merge_map(coords, shape)
+    grid = block_grid(shape, tuple(values.shape[1:]) or None)
+    keys, is_inside, is_ascending = entry_keys(coords, grid, 0)
+    if not is_inside:
+        _refuse_entries(coords, grid, name)
+    order, merged = None, None
+    if not (is_sorted or is_ascending):
+        keys, order = keys.sort(stable=True)
+        merged = merge_map(coords, keys, order) if A.layout is torch.sparse_coo else None
     if merged is not None:
-        coords, values, is_sorted = merged[0], _merge(values, merged), True
-    return SparseSource(arrange(coords, values, shape, is_sorted), merged, indices=indices)
+        coords, values, order = merged[0], _merge(values, merged), None
+    return SparseSource(arrange(coords, values, shape, order), merged, indices=indices)
 
 
 def _is_alike(arranged: Arranged, A: Tensor) -> bool:
@@ -268,33 +255,6 @@ def _followed(
     return _sparse(A, indices, entries, is_coalesced)
 
 
-class _Entries(torch.autograd.Function):
-    """The values of a torch sparse tensor as it lists them; the gradient is a sparse tensor of its layout.
-
-    torch's own `values()` has no second gradient.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, A: Tensor) -> Tensor:
-        ctx.pattern = A.detach()
-        return _entries(ctx.pattern, None).clone()  # gradients read it, be it after A was written to
-
-    @staticmethod
-    @one_by_one
-    def backward(ctx: Any, upstream: Tensor) -> Any:
-        return _sparse(ctx.pattern, _indices(ctx.pattern), upstream, is_coalesced=True)
-
-
-def entries_of(A: Tensor) -> Tensor:
-    """Return the values of a coalesced or compressed tensor as it lists them; differentiable."""
-    return _Entries.apply(A)  # type: ignore[no-any-return]
-
-
-def with_entries(A: Tensor, entries: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Return a sparse tensor of A's pattern, which is coalesced or compressed, and layout that holds `entries`."""
-    return _followed(A, _indices(A), entries, True, (rows, columns), None)
-
-
 def _entries(A: Tensor, merged: tuple[Tensor, Tensor] | None) -> Tensor:
     values = (A._values() if A.layout is torch.sparse_coo else A.values()).detach()
     return values if merged is None else _merge(values, merged)
@@ -327,14 +287,12 @@ def _sparse(A: Tensor, indices: tuple[Tensor, ...], values: Tensor, is_coalesced
     return torch.sparse_compressed_tensor(compressed, plain, values, A.shape, layout=A.layout, **place)
 
 
-def _check_inside(coords: Tensor, grid: tuple[int, ...], name: str) -> None:
-    """Refuse coordinates outside the matrix."""
+def _refuse_entries(coords: Tensor, grid: tuple[int, ...], name: str) -> NoReturn:
+    """Raise for the first entry outside the matrix."""
     is_outside = ((coords < 0) | (coords >= coords.new_tensor(grid)[:, None])).any(0)
-    if bool(is_outside.any()):
-        entry = int(is_outside.nonzero()[0])
-        place = coords[:, entry].tolist()
-        raise IndexRangeError(f"{name} lists an entry at {place}, but its shape holds {list(grid)}; mend its indices")
+    place = coords[:, int(is_outside.nonzero()[0])].tolist()
+    raise IndexRangeError(f"{name} lists an entry at {place}, but its shape holds {list(grid)}; mend its indices")
 
 
-_sources: ByIdentity[SparseSource] = ByIdentity(lambda source: Lifetimes.ended(source.uses))
+_sources: ByIdentity[SparseSource] = ByIdentity()
 _kept = _sources.kept

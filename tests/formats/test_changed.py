@@ -19,7 +19,6 @@ from insum_ops.compiler.language.errors import IndexRangeError, OperandError, Sh
 from insum_ops.formats import COO, ELL, BlockCOO, BlockGroupCOO, GroupCOO
 from insum_ops.formats.errors import FormatError
 from insum_ops.matmul import edges as edges_module
-from insum_ops.matmul import lifetimes
 
 pytestmark = SPARSE_WARNINGS
 STATEMENTS = {  # and the product of a dense matrix with B that each of them is
@@ -314,7 +313,6 @@ def test_what_is_remembered_of_tensors_keeps_none_alive():
 
 def test_a_graph_in_many_sizes_does_not_fill_memory(monkeypatch):
     monkeypatch.setattr(edges_module, "SIZES", 3)
-    monkeypatch.setattr(lifetimes, "SEVERAL", 2**31)
     edge_index, weight, _ = edges(random_matrix(4, 4))
     for size in (*range(4, 12), 4):
         B = torch.randn(size, 2, dtype=torch.float64, device=DEVICE)

@@ -26,7 +26,6 @@ from insum_ops import sddmm, spmm
 from insum_ops.formats import GroupCOO
 from insum_ops.identity_cache import ByIdentity
 from insum_ops.matmul import edges as edges_module
-from insum_ops.matmul import lifetimes
 from insum_ops.matmul import torch_sparse as sparse_source
 from insum_ops.matmul.arrange import Arranged
 from insum_ops.matmul.operands import as_format
@@ -39,14 +38,14 @@ KINDS = {**TENSORS, **BLOCKS}
 def counted(monkeypatch) -> dict[str, int]:
     """How often patterns were worked out and values gathered."""
     counts = {"arranged": 0, "filled": 0}
-    for module in (sparse_source, edges_module):
-        arrange = module.arrange
+    for module, name in ((sparse_source, "arrange"), (edges_module, "arrange_edges")):
+        arrange = getattr(module, name)
 
         def counting(*args, arrange=arrange, **kwargs):
             counts["arranged"] += 1
             return arrange(*args, **kwargs)
 
-        monkeypatch.setattr(module, "arrange", counting)
+        monkeypatch.setattr(module, name, counting)
     write = Arranged.write
 
     def counting_write(self, values):
@@ -54,7 +53,6 @@ def counted(monkeypatch) -> dict[str, int]:
         return write(self, values)
 
     monkeypatch.setattr(Arranged, "write", counting_write)
-    monkeypatch.setattr(lifetimes, "SEVERAL", 2**31)
     return counts
 
 

@@ -11,10 +11,9 @@ from statements import DEVICE, IS_INTERPRETED
 from tolerances import assert_matches
 from torch import Tensor
 
-from insum_ops import insum, nn, sddmm, spmm
+from insum_ops import insum, sddmm, spmm
 from insum_ops.compiler import IndexRangeError, pipeline
 from insum_ops.formats import COO, GroupCOO
-from insum_ops.matmul import lifetimes, listed
 
 pytestmark = SPARSE_WARNINGS
 ROWS, COLUMNS, WIDTH = (20, 30, 3) if IS_INTERPRETED else (400, 300, 3)
@@ -55,12 +54,6 @@ KINDS: dict[str, Any] = {
     "GroupCOO": lambda rows, columns, weight: GroupCOO.from_coo(torch.stack([rows, columns]), weight, (ROWS, COLUMNS)),
     "GroupCOO of csr": lambda *parts: GroupCOO.from_torch(compressed(*parts)),
 }
-
-
-@pytest.fixture(autouse=True)
-def short_lives(monkeypatch):
-    """Graphs are taken not to last, from the first one on."""
-    monkeypatch.setattr(lifetimes, "SEVERAL", 0)
 
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -183,48 +176,6 @@ def test_sampled_products_over_new_graphs(kind):
             assert_matches(found, right)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if "OO" not in kind])
-def test_a_graph_is_listed_until_it_lasts(kind, monkeypatch):
-    monkeypatch.setattr(lifetimes, "PAYS_AFTER", 3)
-    A, rows, columns, weight = new_graph(kind, 130)
-    B = torch.randn(COLUMNS, WIDTH, dtype=torch.float64, device=DEVICE, requires_grad=True)
-    expected = expected_of(rows, columns, weight, B)
-    source = A[0] if isinstance(A, tuple) else A
-    for use in range(7):
-        C = spmm(A, B)
-        if kind != "uncoalesced":  # whose gradient wants its duplicates told
-            assert (source in listed.listed_patterns) == (use < 3)
-        assert_matches(C, expected)
-        assert_matches(torch.autograd.grad(C.sum(), B)[0], torch.autograd.grad(expected.sum(), B, retain_graph=True)[0])
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("kind", ["edges", "csr"])
-def test_new_graphs_are_listed_once_several_have_not_lasted(kind, monkeypatch):
-    monkeypatch.setattr(lifetimes, "SEVERAL", 3)
-    monkeypatch.setattr(lifetimes, "PAYS_AFTER", 3)
-    monkeypatch.setattr(lifetimes.Lifetimes, "short", 0)
-    B = torch.randn(COLUMNS, WIDTH, dtype=torch.float64, device=DEVICE)
-    for uses, is_listed in [(1, 0), (2, 0), (6, 0), (1, 0), (1, 0), (1, 0), (2, 1), (7, 1), (1, 0)]:
-        A, *_ = new_graph(kind, 40)
-        source = A[0] if isinstance(A, tuple) else A
-        spmm(A, B)
-        assert (source in listed.listed_patterns) == bool(is_listed)
-        for _ in range(uses - 1):
-            spmm(A, B)
-        del A, source
-
-
-@pytest.mark.parametrize("kind", ["edges", "csr"])
-def test_graphs_that_made_a_layer_say_nothing_of_how_long_they_last(kind, monkeypatch):
-    monkeypatch.setattr(lifetimes.Lifetimes, "short", 0)
-    for _ in range(3):
-        A, *_ = new_graph(kind, 40)
-        nn.SpMM(A if kind == "csr" else (A[0], A[1].detach(), A[2]))
-        del A
-    assert lifetimes.Lifetimes.short == 0
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "OO" not in kind])
 def test_a_graph_that_is_written_to_is_another(kind):
@@ -243,16 +194,11 @@ def test_a_graph_that_is_written_to_is_another(kind):
         assert_matches(spmm(A, B), expected_of(*parts, B))
 
 
-@pytest.mark.parametrize("kind", ["edges", "csr", "csc", "coalesced"])
-def test_gradients_are_of_the_graph_that_was_multiplied(kind):
-    A, rows, columns, weight = new_graph(kind, 130)
+def test_gradients_are_of_the_graph_that_was_multiplied():
+    (edge_index, weight, size), rows, columns, _ = new_graph("edges", 130)
     B = torch.randn(COLUMNS, WIDTH, dtype=torch.float64, device=DEVICE, requires_grad=True)
-    frozen = (A[0], A[1].detach(), A[2]) if isinstance(A, tuple) else A.detach()
-    C, expected = spmm(frozen, B), expected_of(rows, columns, weight.detach(), B)
-    if isinstance(frozen, tuple):
-        frozen[0].zero_()
-    else:
-        frozen.mul_(2)
+    C, expected = spmm((edge_index, weight.detach(), size), B), expected_of(rows, columns, weight.detach(), B)
+    edge_index.zero_()
     (found,), (right,) = torch.autograd.grad(C.sum(), B), torch.autograd.grad(expected.sum(), B)
     assert_matches(found, right)
 

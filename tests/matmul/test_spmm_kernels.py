@@ -8,7 +8,8 @@ from sparse_inputs import EVERY_KIND, SPARSE_WARNINGS, edges, is_entry, random_d
 from tolerances import assert_matches
 
 from insum_ops import insum, sddmm, spmm
-from insum_ops.formats import GroupCOO
+from insum_ops.compiler import pipeline
+from insum_ops.formats import COO, GroupCOO
 
 pytestmark = [SPARSE_WARNINGS, pytest.mark.kernels]
 SPMM = "C[m,n] += A[m,k] * B[k,n]"
@@ -31,6 +32,18 @@ def test_pieces_of_rows_at_other_lengths():
         A, B = random_matrix(rows, 40, torch.float32), random_dense(40, 3, dtype=torch.float32)
         A = torch.where(torch.rand(rows, 1, device=A.device) < 0.1, A, A * (torch.rand_like(A) < 0.05))
         assert_matches(insum(SPMM, A=GroupCOO.from_dense(A, group_size=1), B=B), A.double() @ B.double())
+
+
+def test_pieces_of_new_matrices_are_not_planned_again(monkeypatch):
+    torch.manual_seed(0)
+    planned, runner_of = [], pipeline.runner_of
+    monkeypatch.setattr(pipeline, "runner_of", lambda *args: planned.append(args) or runner_of(*args))
+    B = random_dense(100, 3, dtype=torch.float32)
+    for length in (150, 157, 165, 171, 179, 181, 186):  # whose rows are of other lengths too, cut into other pieces
+        place = torch.randperm(100 * 100)[:length].to(B.device)
+        A = COO.from_coo(torch.stack([place // 100, place % 100]), torch.randn(length, device=B.device), (100, 100))
+        assert_matches(insum(SPMM, A=A, B=B), A.to_dense().double() @ B.double())
+    assert len(planned) <= 4
 
 
 @pytest.mark.parametrize("shape", [(4,), (2, 4, 3)], ids=str)

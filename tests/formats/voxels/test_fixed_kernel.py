@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from statements import examples
 from torch._subclasses import FakeTensorMode
 
+from insum_ops.formats import fixed_kernel as launches
 from insum_ops.formats.errors import FormatError
-from insum_ops.formats.voxels import fixed_kernel as launches
+from insum_ops.formats.fixed_kernel import FixedKernel
 from insum_ops.formats.voxels import hash_table as voxel_hash
 from insum_ops.formats.voxels import pairs as voxel_pairs
 from insum_ops.formats.voxels import tiles as voxel_tiles
-from insum_ops.formats.voxels.fixed_kernel import FixedKernel
 
 compiled_only = pytest.mark.skipif(launches.INTERPRETED, reason="the interpreter compiles nothing")
 AXES = ((3, 1, 1, 1),) * 3

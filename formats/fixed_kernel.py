@@ -10,8 +10,8 @@ import torch
 import triton
 from torch import Tensor
 
-from ..errors import FormatError
-from ..guard import is_real
+from .errors import FormatError
+from .guard import is_real
 
 __all__ = ["FixedKernel"]
 
@@ -23,21 +23,21 @@ Runner = Callable[..., None]
 
 
 class FixedKernel:
-    """A kernel whose parameters are tensors, then whole numbers from 0 on, then constants, in this order."""
+    """A kernel whose parameters are tensors, then whole numbers from 0 on, then constants, in this order.
 
-    def __init__(self, function: Any, num_warps: int = 4) -> None:
-        self.function, self.num_warps = function, num_warps
+    `refusal` is the error for tensors without memory; "" if callers make sure that there are none.
+    """
+
+    def __init__(self, function: Any, num_warps: int = 4, refusal: str = "") -> None:
+        self.function, self.num_warps, self.refusal = function, num_warps, refusal
         self.runners: dict[object, Runner] = {}
         self.specialised: tuple[int, ...] | None = None  # which of the numbers Triton compiles for
 
     def __call__(
         self, grid: tuple[int, int], tensors: Sequence[Tensor], numbers: Sequence[int], constants: tuple[Any, ...]
     ) -> None:
-        if not all([is_real(tensor) for tensor in tensors]):
-            raise FormatError(
-                "voxels without memory have no kernel map, as under FakeTensorMode or while a program is traced; "
-                "call the layer once on real voxels first"
-            )
+        if self.refusal and not all([is_real(tensor) for tensor in tensors]):
+            raise FormatError(self.refusal)
         if INTERPRETED:
             self.function[grid](*tensors, *numbers, *constants)
             return

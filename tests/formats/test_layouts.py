@@ -1,0 +1,123 @@
+"""Kernels lay matrices out as torch's operations do, which are their reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from statements import DEVICE, IS_INTERPRETED
+
+from insum_ops.formats import COO, FormatError, GroupCOO, convert, facts
+from insum_ops.formats.facts import row_facts
+from insum_ops.formats.group_size import gpu_group_size
+
+pytestmark = [
+    pytest.mark.kernels,
+    pytest.mark.skipif(DEVICE == "cpu" and not IS_INTERPRETED, reason="kernels run on a GPU or in the interpreter"),
+]
+
+SHAPES = [(1, 1), (90, 40), (3, 400)]
+
+
+def by_torch(monkeypatch, make):
+    """What `make` returns without kernels."""
+    with monkeypatch.context() as patched:
+        for module in (convert, facts):
+            patched.setattr(module, "runs_kernels", lambda *_: False)
+        return make()
+
+
+@pytest.fixture(autouse=True)
+def with_kernels(monkeypatch):
+    for module in (convert, facts):
+        monkeypatch.setattr(module, "runs_kernels", lambda *_: True)
+    if IS_INTERPRETED:
+        monkeypatch.setattr(facts, "NEAR", 16)  # the interpreter takes seconds to sort 1024
+
+
+def entries(shape, count, is_distinct, is_sorted):
+    places = torch.randperm(shape[0] * shape[1])[:count]
+    if not is_distinct:
+        places = torch.cat([places, places[: count // 3]])
+    places = places.sort().values if is_sorted else places
+    return torch.stack([places // shape[1], places % shape[1]]).to(DEVICE)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("group_size", [None, 5])
+@pytest.mark.parametrize(("is_distinct", "is_sorted"), [(True, True), (True, False), (False, False)])
+def test_a_matrix_is_laid_out_as_by_torch(shape, group_size, is_distinct, is_sorted, monkeypatch):
+    torch.manual_seed(shape[0])
+    coords = entries(shape, min(shape[0] * shape[1], 300), is_distinct, is_sorted)
+    values = torch.randn(coords.shape[1], dtype=torch.float64, device=DEVICE)
+    for group_dim in (0, 1):
+        own = GroupCOO.from_coo(coords, values, shape, group_dim=group_dim, group_size=group_size)
+        if group_size is None:
+            counts = torch.bincount(own._entries().coords[group_dim], minlength=1)
+            assert own.group_size == gpu_group_size(counts)
+        make = lambda dim=group_dim, size=own.group_size: GroupCOO.from_coo(
+            coords, values, shape, group_dim=dim, group_size=size
+        )
+        expected = by_torch(monkeypatch, make)
+        for one, other in zip((*own.coords, own.values), (*expected.coords, expected.values)):
+            assert torch.equal(one, other)
+            assert one.dtype == other.dtype
+        assert_same_facts(own.facts, by_torch(monkeypatch, lambda expected=expected: expected.facts))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_list_in_any_order_is_laid_out_as_by_torch(shape, dtype, monkeypatch):
+    torch.manual_seed(shape[0])
+    coords = entries(shape, min(shape[0] * shape[1], 300), False, False).to(dtype)
+    for group_dim in (0, 1):
+        own = convert.lay_out_unsorted(coords, shape, group_dim, lambda: pytest.fail("nothing is outside"))
+        size, (_, order) = own.gather.source.shape[1], convert._keys(coords.long(), shape, group_dim).sort(stable=True)
+        make = lambda dim=group_dim, size=size, order=order: convert.lay_out_groups(
+            coords.long()[:, order], shape, dim, size
+        )
+        expected = by_torch(monkeypatch, make)
+        for one, other in zip(own.coords, expected.coords):
+            assert torch.equal(one, other)
+            assert one.dtype == other.dtype
+        is_padding = own.gather.is_padding
+        source = expected.gather.after(order).source
+        if is_padding is None:
+            assert expected.gather.is_padding is None
+            assert torch.equal(own.gather.source, source)
+        else:
+            assert torch.equal(is_padding, expected.gather.is_padding)
+            assert torch.equal(own.gather.source[~is_padding], source[~is_padding])
+        parts = expected.coords[group_dim], shape[group_dim], own.facts.cut
+        make = lambda parts=parts: row_facts(*parts)
+        assert_same_facts(own.facts, by_torch(monkeypatch, make))
+
+
+def assert_same_facts(own, expected):
+    for name in ("pointers", "is_shared", "rows_to_zero", "order", "pieces"):
+        one, other = getattr(own, name), getattr(expected, name)
+        if other is None:
+            assert one is None
+            continue
+        assert torch.equal(one, other), name
+        assert one.dtype == other.dtype, name
+
+
+@pytest.mark.parametrize("cut", [0, 3])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("num_rows", [1, 37, 250])
+def test_facts_are_those_of_torch(cut, dtype, num_rows, monkeypatch):
+    torch.manual_seed(cut)
+    for count in (1, 200):
+        rows = torch.randint(num_rows, (count,), dtype=dtype).sort().values.to(DEVICE)
+        make = lambda rows=rows: row_facts(rows, num_rows, cut)
+        assert_same_facts(make(), by_torch(monkeypatch, make))
+
+
+@pytest.mark.parametrize("place", [(0, -1), (0, 7), (1, -3), (1, 5)])
+def test_a_coordinate_outside_is_named(place):
+    coords = entries((7, 5), 20, True, False)
+    coords[place[0], 11] = place[1]
+    dim, size = place[0], (7, 5)[place[0]]
+    text = rf"coords\[{dim}, 11\] is {place[1]}; along dimension {dim} it is at least 0 and less than {size}"
+    with pytest.raises(FormatError, match=text):
+        COO.from_coo(coords, torch.ones(20, device=DEVICE), (7, 5))

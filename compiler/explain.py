@@ -21,7 +21,7 @@ from .reference import lower
 from .routes import ALIGNED, CLEAR, GROUPED, KERNEL, STATEMENTS, TORCH, chosen_route
 from .row_order import grouped
 from .runtime import EPOCH, check_ranges
-from .steps import split_of
+from .steps import LEAST_GAIN, split_of
 from .tuning import Candidate, Timing, candidates, recall, refusals
 from .tuning import tune as time_all
 
@@ -130,6 +130,8 @@ def explanation_of(expr: str, operands: Operands, size: Sequence[int] | None = N
     problem = problem_for(bound, call.tensors, fact, padded, wants_winners=call.wants_winners)
     parts = split_of(bound, padded or ()) if fact is None else None
     route = _route(call, bound, fact, parts)
+    if route == STATEMENTS:
+        parts = split_of(bound, padded or (), LEAST_GAIN)
     if route != KERNEL:
         why = ROUTES[route]
         return Explanation(call.statement, rewritten, extents, graph, None, None, False, None, why, (), route, parts)

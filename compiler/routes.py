@@ -45,7 +45,7 @@ from .planning import Grouping, Split, device_of
 from .prepared import PreparedStatement, Runner
 from .reference import USUAL, may_stay_half, numbers_held, sums_in_half
 from .runtime import INTERPRETED, Launcher, group_tables, on_device, paused
-from .steps import Step, evaluated, split_of, steps_of
+from .steps import LEAST_GAIN, Step, evaluated, split_of, steps_of
 from .tuning import NEAR, Key, choice_key, fastest, floor_milliseconds, host_milliseconds, tuning_mode
 
 __all__ = [
@@ -59,6 +59,7 @@ __all__ = [
     "fastest_program",
     "fastest_route",
     "grad_like",
+    "may_be_timed",
 ]
 
 KERNEL, STATEMENTS, TORCH = "one kernel", "several statements", "torch operations"
@@ -98,8 +99,12 @@ class _Call:
 
     @property
     def may_be_timed(self) -> bool:
-        tensors = self.tensors
-        return not (INTERPRETED or tuning_mode() == "off" or (tensors and tensors[0].is_cuda and is_capturing()))
+        return may_be_timed(self.statement.bound.device)
+
+
+def may_be_timed(device: torch.device) -> bool:
+    """Return whether calls on a device may be timed now."""
+    return not (INTERPRETED or tuning_mode() == "off" or (device.type == "cuda" and is_capturing()))
 
 
 _choices: LRUCache[_Choice] = LRUCache(CHOICES)  # by what statements have in common that one kernel runs
@@ -163,7 +168,9 @@ def chosen_route(statement: PreparedStatement, variant: Any, fact: Fact | None) 
 
 def _split_of(statement: PreparedStatement, variant: Any, fact: Fact | None) -> Split | None:
     """Return the smaller statements of a sum; None too where a fact is known, which is one about the whole."""
-    return split_of(statement.bound, statement.padding(variant)) if fact is None and statement.is_sum else None
+    if fact is not None or not statement.is_sum:
+        return None
+    return split_of(statement.bound, statement.padding(variant), LEAST_GAIN)
 
 
 def fastest_program(statement: PreparedStatement, variant: Any, tensors: list[Tensor]) -> Runner:

@@ -121,7 +121,7 @@ def _learned(
             return summed(graph, *tensors)  # type: ignore[no-any-return]
     if place is None and may_have_steps(call.expr):
         plan_key, cold = ("in steps", rounds_float32(), key), run
-        run = lambda *_: value_in_steps(call.evaluate, call.expr, operands, call.size, cold)
+        run = lambda *_: value_in_steps(call.evaluate, _gradients, call.expr, operands, call.size, cold)
     with torch.no_grad():
         value = planned(cache, plan_key, run, tensors, numbers, varies, pattern)
     result = learn(value, tensors, (operands, cache), apply)

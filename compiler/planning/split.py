@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 from math import prod
 
 from ..binding import Bound, contraction_path, laid_out
@@ -14,10 +15,14 @@ from .relayout import MOST_GAIN, Split, relaid
 __all__ = ["Split", "has_matrices", "split"]
 
 POSITIONS = "uvwxyz"  # names of dimensions that were gathered from
+MOST_COMPARED = 4  # groups of factors of which all 18 orders are compared
+TILE, LONG_SUM = 16 * 16, 1024  # results of the smallest tile of a matrix product; summands that programs may share
 
 
-def split(bound: Bound, device: Device, uses_tensor_cores: bool) -> Split | None:
+def split(bound: Bound, device: Device, uses_tensor_cores: bool, least: float = 1.0) -> Split | None:
     """Return the steps of a bound sum over positions that all exist, or None if one kernel takes no longer.
+
+    With `least` below 1 they are returned too where one kernel is estimated to take that part of their time, or more.
 
     A factor whose indices are all indices of another is multiplied where that one is read, at no cost, so the two stay
     together. What is summed in one place alone is summed there first. The rest is contracted two by two, in the order
@@ -37,15 +42,16 @@ def split(bound: Bound, device: Device, uses_tensor_cores: bool) -> Split | None
     """
     if not bound.statement.is_sum or bound.is_empty:
         return None
-    parts = _two_by_two(bound, device, uses_tensor_cores) or relaid(bound, device)
+    pairs = _two_by_two(bound, device, uses_tensor_cores)
+    parts = pairs if pairs is not None and pairs.gain > 1 else relaid(bound, device)
     dense_first = _multiplied_first(bound, device, uses_tensor_cores)
     if parts is None or (dense_first and dense_first.estimate > MOST_GAIN * max(parts.gain, parts.estimate)):
-        return dense_first
+        return dense_first or (pairs if pairs is not None and pairs.gain > least else None)
     return parts
 
 
 def _two_by_two(bound: Bound, device: Device, uses_tensor_cores: bool) -> Split | None:
-    """Return the steps in which factors are contracted two by two; None if one step is left or nothing is saved.
+    """Return the steps in which factors are contracted two by two; None if one step is left.
 
     None too if factors differ in dtype: a tensor on the way would be rounded to that of the two it is made of.
     """
@@ -56,12 +62,20 @@ def _two_by_two(bound: Bound, device: Device, uses_tensor_cores: bool) -> Split 
     before, groups = _summed_first(statement, taken)
     if len(before) + max(len(groups) - 1, 1) == 1:
         return None
-    steps = [*before, *_contracted(statement, groups, taken, extents)]
     itemsize = bound.dtype.itemsize
-    seconds = [_seconds(step, extents, device, itemsize, uses_tensor_cores) for step in (statement, *steps)]
-    gain = seconds[0] / sum(seconds[1:])
+
+    def seconds(steps: Sequence[Statement], knows_launches: bool = False) -> float:
+        return sum(_seconds(step, extents, device, itemsize, uses_tensor_cores, knows_launches) for step in steps)
+
+    ways = (_contracted(statement, groups, {*taken}, extents, path) for path in _paths(statement, groups, extents))
+    first = next(ways)
+    steps = [*before, *first]
+    gain = seconds([statement]) / seconds(steps)
+    if gain <= 1:  # which order is the best is for the clock to say, and whether it is faster than the whole
+        steps = [*before, *min([first, *ways], key=lambda way: seconds(way, knows_launches=True))]
+        gain = min(1.0, seconds([statement], knows_launches=True) / seconds(steps, knows_launches=True))
     sizes = tuple(tuple(extents[str(index)] for index in step.output.indices) for step in steps[:-1])
-    return Split(tuple(steps), sizes, gain) if gain > 1 else None
+    return Split(tuple(steps), sizes, gain)
 
 
 def _summed_first(statement: Statement, taken: set[str]) -> tuple[list[Statement], list[tuple[Access, ...]]]:
@@ -84,15 +98,41 @@ def _summed_first(statement: Statement, taken: set[str]) -> tuple[list[Statement
     return before, _together(left)
 
 
+def _paths(
+    statement: Statement, groups: Sequence[tuple[Access, ...]], extents: Mapping[str, int]
+) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """Yield the orders in which groups are contracted: that with the least work, and of few groups all others.
+
+    Of orders that differ little in work the one with fewer bytes on the way is faster: `M[i,r] += X[i,j,k] * B[j,r] *
+    C[k,r]` has slightly less if the product of B and C is made first, and a sum as long as j times k then.
+    """
+    if len(groups) > 1:
+        yield contraction_path([group[0].names for group in groups], statement.free, extents)
+    if len(groups) <= MOST_COMPARED:
+        yield from _orders(len(groups))
+
+
+def _orders(count: int) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """Yield all orders in which so many factors can be contracted two by two; each result comes last."""
+    if count == 1:
+        yield ()
+    for pair in combinations(range(count), 2):
+        yield from ((pair, *rest) for rest in _orders(count - 1))
+
+
 def _contracted(
-    statement: Statement, groups: Sequence[tuple[Access, ...]], taken: set[str], extents: Mapping[str, int]
+    statement: Statement,
+    groups: Sequence[tuple[Access, ...]],
+    taken: set[str],
+    extents: Mapping[str, int],
+    path: Iterable[tuple[int, ...]],
 ) -> list[Statement]:
     """Return the statements that contract groups of factors two by two; the last one makes the output."""
     if len(groups) == 1:
         return [replace(statement, factors=(*groups[0], *_numbers(statement)))]
     parts = list(groups)  # and the results, by number
     waiting, products = list(range(len(parts))), list[tuple[int, int, int]]()
-    for pair in contraction_path([group[0].names for group in groups], statement.free, extents):
+    for pair in path:
         left, right = (waiting[at] for at in pair)
         waiting = [at for at in waiting if at not in (left, right)]
         needed = set(statement.free).union(*(_names(parts[at]) for at in waiting))
@@ -199,14 +239,33 @@ def _names(factors: Iterable[Access]) -> set[str]:
 
 
 def _seconds(
-    statement: Statement, extents: Mapping[str, int], device: Device, itemsize: int, uses_tensor_cores: bool
+    statement: Statement,
+    extents: Mapping[str, int],
+    device: Device,
+    itemsize: int,
+    uses_tensor_cores: bool,
+    knows_launches: bool = False,
 ) -> float:
-    """Return the least time of one kernel: for its work, or for reading each factor once and writing the output."""
-    products = prod(extents[name] for name in statement.names)
-    is_matrix_product = uses_tensor_cores and has_matrices(statement)
-    rate = device.flops(itemsize) if is_matrix_product else device.multiprocessors * device.vector_flops
+    """Return the least time of one kernel: for its work, or for reading each factor once and writing the output.
+
+    A matrix product with too few results for all multiprocessors, each a long sum, takes a second launch: programs
+    share the sum. That counts if `knows_launches`.
+    """
+    products, results = (prod(extents[name] for name in names) for names in (statement.names, statement.free))
+    is_matrix_product = has_matrices(statement)
+    is_shared = (
+        knows_launches
+        and is_matrix_product
+        and results < TILE * device.multiprocessors
+        and products >= LONG_SUM * results
+    )
+    rate = (
+        device.flops(itemsize)
+        if is_matrix_product and uses_tensor_cores
+        else device.multiprocessors * device.vector_flops
+    )
     elements = sum(prod(extents[name] for name in access.names) for access in (statement.output, *statement.accesses))
-    return max(2 * products / rate, elements * itemsize / device.bandwidth) + device.launch_gap
+    return max(2 * products / rate, elements * itemsize / device.bandwidth) + (1 + is_shared) * device.launch_gap
 
 
 def has_matrices(statement: Statement) -> bool:

@@ -258,3 +258,36 @@ def test_a_statement_of_two_factors_has_no_steps():
     assert not in_steps.may_have_steps("Y[i] += A[i,j] * B[j]")
     assert not in_steps.may_have_steps("Y[i] = max(A[i,j] * B[j] * C[j])")
     assert in_steps.may_have_steps("Y[i] += A[i,j] * B[j] * C[j]")
+
+
+@pytest.mark.every_route
+@pytest.mark.parametrize("choice", [in_steps.IN_STEPS, in_steps.WHOLE])
+def test_the_clock_decides_where_an_estimate_does_not(choice, derived, monkeypatch):
+    """Both ways are timed with the gradients that are wanted, and none of them is recorded as a part of the call."""
+    operator = "+=" if choice == in_steps.WHOLE else "="  # no plan is there yet
+    expr = f"M[i,r] {operator} X[i,j,k] * B[j,r] * C[k,r]"
+    timed = dict[str, tuple[Tensor | None, ...]]()
+
+    def fastest(key, ways, first, start):
+        assert key.statement.startswith("gradients for X,C of ")
+        timed.update({way: start(way)[0]() for way in ways})
+        derived.clear()
+        return choice
+
+    monkeypatch.setattr(in_steps, "fastest", fastest)
+    monkeypatch.setattr(in_steps, "has_kernels", lambda _: True)
+    monkeypatch.setattr(in_steps, "may_be_timed", lambda _: True)
+    tensors = drawn(dict(X="5 6 7", B="6 3", C="7 3"))
+    X, B, C = (tensors[name].requires_grad_(name != "B") for name in "XBC")
+    expected = torch.einsum("ijk,jr,kr->ir", X, B, C)
+    wanted = torch.autograd.grad(expected, (X, C), expected.detach())
+    with described_as(H200):  # which finds the two equal
+        result = insum(expr, X=X, B=B, C=C)
+        torch.testing.assert_close(torch.autograd.grad(result, (X, C), expected.detach()), wanted)
+    assert {*timed} == {in_steps.IN_STEPS, in_steps.WHOLE}
+    for grads in timed.values():
+        torch.testing.assert_close((grads[0], grads[2]), wanted)
+        assert grads[1] is None
+    assert any(text == expr for text, _ in derived) == (choice == in_steps.WHOLE)
+    again = insum(expr, X=X, B=B, C=C)  # by its plan
+    torch.testing.assert_close(torch.autograd.grad(again, (X, C), expected.detach()), wanted)

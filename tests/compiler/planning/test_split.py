@@ -46,6 +46,21 @@ def test_what_saves_no_work_stays_whole():
     assert split(maximum, H200, True) is None
 
 
+def test_steps_that_may_be_faster_than_they_are_estimated_are_there_to_be_timed():
+    whole = bound("M[i,r] += X[i,j,k] * B[j,r] * C[k,r]", X=(89, 149, 135), B=(149, 9), C=(135, 9))
+    assert split(whole, H200, False) is None
+    parts = split(whole, H200, False, 0.5)
+    assert str(parts).splitlines() == ["T[r,i,k] += X[i,j,k] * B[j,r]", "M[i,r] += C[k,r] * T[r,i,k]"]
+    assert 0.5 < parts.gain < 1
+
+
+def test_few_results_of_a_long_sum_are_not_the_last_step():
+    """Programs share such a sum, which takes a launch more than many results do."""
+    whole = bound("M[i,r] += X[i,j,k] * B[j,r] * C[k,r]", X=(211, 75, 63), B=(75, 29), C=(63, 29))
+    parts = split(whole, H200, False, 0.5)  # the product of B and C first would have fewer bytes
+    assert str(parts).splitlines() == ["T[r,i,k] += X[i,j,k] * B[j,r]", "M[i,r] += C[k,r] * T[r,i,k]"]
+
+
 def test_factors_of_two_precisions_stay_together():
     """A product of the two in half precision would be rounded, where the sum is in float32."""
     half, single = (torch.empty(512, 512, dtype=dtype, device="meta") for dtype in (torch.float16, torch.float32))

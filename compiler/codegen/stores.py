@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..binding import power_of_two
-from ..language import Access
+from ..language import Access, Var
 from .broadcast import Value
 from .loads import conjunction, moving_axes, pointer
+from .products import zeros
 from .scope import Scope
 from .spec import TYPES, Axes
 
 __all__ = [
     "add_to_output",
+    "begin_row",
     "early_seed",
     "entry_masks",
     "finish_sum",
@@ -81,7 +83,7 @@ def load_shared(scope: Scope) -> Value | None:
 
 
 def store_sum(scope: Scope, acc: Value, seed: Value | None = None, shared: Value | None = None) -> None:
-    """Write the sums in `acc` to the output by the strategy; `seed` and `shared` are given if they are loaded already."""
+    """Write the sums in `acc` to the output by the strategy; `seed` and `shared` are given if loaded already."""
     spec, schedule = scope.spec, scope.spec.schedule
     axes = spec.kept(acc.axes)
     finish_sum(scope, acc)
@@ -101,6 +103,32 @@ def store_sum(scope: Scope, acc: Value, seed: Value | None = None, shared: Value
     else:
         leaves = ', eviction_policy="evict_first"' if spec.config.evicts else ""
         scope.line(f"tl.store({address}, {value}{guard}{leaves})")
+
+
+def begin_row(scope: Scope, acc: Value) -> None:
+    """Write the store of the sums that are held where the entry in scope is of another row, and the start of its sums.
+
+    Of a row that several pieces share a piece has nothing else.
+    """
+    spec, owner = scope.spec, scope.spec.owner
+    held, row = scope.indices[owner.row], scope.positions[Access(owner.index, (Var(owner.segment),))]
+    if owner.segment in scope.bounds:  # what comes after the last entry is of no other row
+        inside = scope.bounds[owner.segment].text
+        row = scope.let(f"tl.where({inside}, {row.text}, {held.text})", row.axes, "row")
+    is_next = scope.let(f"{row.text} != {held.text}", row.axes, "is_next")
+    body = scope.child(indent=0) if row.axes else scope.child()
+    if not row.axes:
+        scope.line(f"if {is_next.text}:")
+    done = body.let(acc.text, acc.axes, "done")
+    finish_sum(body, done)
+    axes = spec.kept(acc.axes)
+    mask = conjunction(spec, [*output_masks(body), *([is_next] if row.axes else [])], axes)
+    address = pointer(body, spec.schedule.output, "output", axes)
+    body.line(f"tl.store({address}, {_rounded(body, done.text)}{f', mask={mask}' if mask else ''})")
+    nothing = zeros(spec, acc.axes)
+    kept = f"tl.where({spec.tile.spread(is_next, acc.axes)}, {nothing}, {acc.text})" if row.axes else nothing
+    body.line(f"{acc.text} = {kept}")
+    body.line(f"{held.text} = {row.text}")
 
 
 def add_to_output(scope: Scope, acc: Value, address: str, mask: str) -> None:

@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from .check import check_inside
 from .device_kernels import runs_kernels
 from .facts import RowFacts, facts_by_kernels
-from .group_size import groups_of, piece_size, size_on_gpu
+from .group_size import groups_of, size_on_gpu
 
 try:
     from . import layouts
@@ -212,11 +212,9 @@ def _lay_out_by_kernels(
     num_groups = groups[sizes.index(size)] if size in sizes else int((positions % size == 0).sum())
     dtypes = _coord_dtype(grid[group_dim]), _coord_dtype(grid[1 - group_dim])
     AM, AK, source, is_padding = layouts.place(listed, width, positions, (num_groups, size), dtypes)
-    facts, cut = None, piece_size(num_groups) if size == 1 else 0
-    if (cut or size) in sizes and grid[group_dim] < 2**31:
-        at = sizes.index(cut or size)
-        totals = groups[at], grid[group_dim] - num_rows + rows_with_several[at]
-        facts = facts_by_kernels(AM, grid[group_dim], cut, totals)
+    facts = None
+    if size > 1 and size in sizes and grid[group_dim] < 2**31:  # single entries are cut into pieces
+        facts = facts_by_kernels(AM, grid[group_dim], grid[group_dim] - num_rows + rows_with_several[sizes.index(size)])
     return Layout((AM, AK) if group_dim == 0 else (AK, AM), Gather(source, is_padding), facts)
 
 

@@ -7,30 +7,35 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["gpu_group_size", "group_size", "group_size_candidates", "groups_of", "indirect_accesses", "piece_size"]
+__all__ = [
+    "gpu_group_size",
+    "group_size",
+    "group_size_candidates",
+    "groups_of",
+    "indirect_accesses",
+    "packs_rows",
+    "piece_size",
+]
 
-# Milliseconds on one H200 of a product with 128 columns in float32, by the group size, for graphs with long rows: `make
-# bench CASES=bench/cases/test_group_size.py`, as stored in bench/results.
-MEASURED_SIZES = {
-    "blogcatalog3": {8: 0.035, 16: 0.031, 32: 0.030, 64: 0.037, 128: 0.047},
-    "fb-Cornell5": {8: 0.095, 16: 0.093, 32: 0.093, 64: 0.098, 128: 0.101},
-    "gowalla-bip": {8: 0.113, 16: 0.098, 32: 0.097, 64: 0.134, 128: 0.203},
-    "ogbl-ddi": {8: 0.098, 16: 0.088, 32: 0.088, 64: 0.101, 128: 0.104},
-}
-# The size that loses the least wherever it was measured.
-LARGEST_ON_GPU = min(
-    MEASURED_SIZES["ogbl-ddi"],
-    key=lambda size: max(times[size] / min(times.values()) for times in MEASURED_SIZES.values()),
-)
+# Rows that are longer than this, by their mean, are cut into pieces of single entries, which need no padding: with 256
+# columns of float32 and 128 of float16 gowalla-bip took an H200 0.188 and 0.061 ms, and 0.188 and 0.081 in groups of
+# 32, fb-Cornell5 0.156 and 0.044, and 0.177 and 0.050, blogcatalog3 0.050 and 0.020, and 0.058 and 0.023, ogbl-ddi
+# 0.099 and 0.042, and 0.165 and 0.054.
+LARGEST_ON_GPU = 16
 SIZES_ON_GPU = tuple(2**power for power in range(LARGEST_ON_GPU.bit_length()))
 # Slots for each entry from which on short rows are better taken entry by entry, which needs no padding. One H200,
 # float16, N = 32, 128 and 512: PROTEINS 1.04, 1.19 and 1.04 times as fast with groups of one, rows of 1 to 32 entries
 # 1.27, 1.31 and 1.28, rows of about 8 (Poisson) 1.11, 1.35 and 0.90; with 1.6 slots, DD 1.0, 1.05 and 0.96.
 MOSTLY_PADDING = 1.75
+LONG_ROW = 32  # entries, from which on a program that takes a whole row is waited for
 # Entries of a piece of a row, and the warps of a large GPU, which are to have one each: of pieces of 16, 32, 64, 128
-# and 512 entries those of 16 were the best on one H200 for cora, of 64 for blogcatalog3 and of 128 for gowalla-bip and
-# ogbl-ddi (float32, 256 columns).
-LEAST_PIECE, LONGEST_PIECE, WARPS = 8, 128, 2**13
+# and 512 entries those of 16 were the best on one H200 for cora, of 32 or 64 for graphs of long rows (float32, 256
+# columns).
+LEAST_PIECE, LONGEST_PIECE, WARPS = 8, 64, 2**13
+# Rows of a piece, from which on pieces hold whole short rows: REDDIT-BINARY, of 2.3 entries a row, took 0.501 ms with
+# 256 columns of float32 and 0.150 with 128 of float16, and 0.601 and 0.217 by pieces of single rows; gowalla-bip, of
+# 23, took 0.180 and 0.086, and 0.188 and 0.061.
+ROWS_OF_A_PIECE = 8
 
 
 def group_size(occ: Tensor | Sequence[int]) -> int:
@@ -63,11 +68,11 @@ def gpu_group_size(occ: Tensor | Sequence[int]) -> int:
     """Return, for a matrix on a GPU, the power of two at or above 1.5 times the mean row: most rows are one group.
 
     A row that is one group is stored; several groups of one row meet in atomic additions, which cost more than the
-    padding that F(g) counts: on REDDIT-BINARY, of mean degree 2.3, F(g) takes 1 and runs at 0.4 times the speed of 4.
-    If no row is long, a program can take a whole one, and groups of one serve if larger ones were mostly padding.
+    padding that F(g) counts. It is 1 where rows are longer than groups, and are cut into pieces; or if larger groups
+    were mostly padding, and a program can take a whole row, or several.
 
     >>> gpu_group_size([3, 3, 3, 2]), gpu_group_size([40, 30, 20, 10]), gpu_group_size([9, 1, 1, 2])
-    (4, 32, 1)
+    (4, 1, 1)
     """
     counts = _counts(occ)
     if counts.numel() == 0:
@@ -79,11 +84,13 @@ def gpu_group_size(occ: Tensor | Sequence[int]) -> int:
 
 def size_on_gpu(entries: int, rows: int, fullest: int, groups: Sequence[int]) -> int:
     """Return what `gpu_group_size` does; `groups` is how many there are of each of the `SIZES_ON_GPU`."""
+    if 2 * LARGEST_ON_GPU * rows < 3 * entries:
+        return 1
     at = 0
-    while 2 * SIZES_ON_GPU[at] * rows < 3 * entries and SIZES_ON_GPU[at] < min(fullest, LARGEST_ON_GPU):
+    while 2 * SIZES_ON_GPU[at] * rows < 3 * entries and SIZES_ON_GPU[at] < fullest:
         at += 1
-    slots = groups[at] * SIZES_ON_GPU[at] if fullest <= LARGEST_ON_GPU else 0
-    return SIZES_ON_GPU[at] if slots < MOSTLY_PADDING * entries else 1
+    is_padding = groups[at] * SIZES_ON_GPU[at] >= MOSTLY_PADDING * entries
+    return 1 if is_padding and (fullest <= LONG_ROW or packs_rows(entries, rows)) else SIZES_ON_GPU[at]
 
 
 def groups_of(positions: Tensor, size: int | None, is_on_gpu: bool) -> tuple[int, int]:
@@ -115,13 +122,22 @@ def groups_of(positions: Tensor, size: int | None, is_on_gpu: bool) -> tuple[int
 def piece_size(entries: int) -> int:
     """Return how many entries of a row a program takes at most: so many that each of `WARPS` has a piece.
 
-    >>> piece_size(10_000), piece_size(500_000), piece_size(10_000_000)
-    (8, 64, 128)
+    >>> piece_size(10_000), piece_size(200_000), piece_size(10_000_000)
+    (8, 32, 64)
     """
     size = LEAST_PIECE
     while size < LONGEST_PIECE and size * WARPS < entries:
         size *= 2
     return size
+
+
+def packs_rows(entries: int, rows: int) -> bool:
+    """Return whether rows are so short that a piece holds several of them.
+
+    >>> packs_rows(2_000_000, 900_000), packs_rows(2_000_000, 90_000), packs_rows(2_000, 900)
+    (True, False, False)
+    """
+    return ROWS_OF_A_PIECE * entries < piece_size(entries) * rows
 
 
 def group_size_candidates(occ: Tensor | Sequence[int]) -> tuple[int, ...]:

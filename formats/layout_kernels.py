@@ -98,56 +98,29 @@ def place(
     tl.store(source_ptr + slot, origin, mask=is_entry)
 
 
-@triton.jit(do_not_specialize=["groups", "row_count", "steps", "cut"])
-def point(pointers_ptr, lengths_ptr, counts_ptr, rows_ptr, groups, row_count, steps, cut, BLOCK: tl.constexpr):
-    """pointers[r] = the first group of row r, lengths[r] = its groups, counts[r] = 2**32 * pieces + (pieces != 1)."""
+@triton.jit(do_not_specialize=["groups", "row_count", "steps"])
+def point(pointers_ptr, lengths_ptr, counts_ptr, rows_ptr, groups, row_count, steps, BLOCK: tl.constexpr):
+    """pointers[r] = the first group of row r, lengths[r] = its groups, counts[r] = 1 if these are not one."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     first = _place_of(rows_ptr, row, groups, steps)
     length = _place_of(rows_ptr, row + 1, groups, steps) - first
-    pieces = (length + cut - 1) // cut
     tl.store(pointers_ptr + row, first, mask=row <= row_count)
     tl.store(lengths_ptr + row, length, mask=row < row_count)
-    tl.store(counts_ptr + row, pieces * 4294967296 + (pieces != 1).to(tl.int64), mask=row < row_count)
+    tl.store(counts_ptr + row, (length != 1).to(tl.int64), mask=row < row_count)
 
 
-@triton.jit
-def _piece(pointers_ptr, ends_ptr, piece, is_piece, row_count, row_steps):
-    """Return where pieces of rows begin and end, and how many their rows have."""
-    row = _place_of(ends_ptr, (piece + 1) * 4294967296, row_count, row_steps)
-    is_piece = is_piece & (row < row_count)
-    before = tl.load(ends_ptr + row - 1, mask=is_piece & (row > 0), other=0) // 4294967296
-    count = tl.load(ends_ptr + row, mask=is_piece, other=4294967296) // 4294967296 - before
-    start = tl.load(pointers_ptr + row, mask=is_piece, other=0).to(tl.int64)
-    length = tl.load(pointers_ptr + row + 1, mask=is_piece, other=0).to(tl.int64) - start
-    count = tl.maximum(count, 1)
-    at = piece - before
-    return start + length * at // count, start + length * (at + 1) // count, count
-
-
-@triton.jit(do_not_specialize=["groups", "row_count", "row_steps", "cut", "total", "places"])
+@triton.jit(do_not_specialize=["groups", "row_count"])
 def spread(
-    to_zero_ptr, is_shared_ptr, pieces_ptr, pointers_ptr, ends_ptr, rows_ptr,
-    groups, row_count, row_steps, cut, total, places, IS_CUT: tl.constexpr, BLOCK: tl.constexpr,
+    to_zero_ptr, is_shared_ptr, pointers_ptr, ends_ptr, rows_ptr, groups, row_count, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """rows_to_zero, is_shared and, if rows are cut, their pieces, of which in each block the longest come first."""
-    local = tl.arange(0, BLOCK)
-    at = tl.program_id(0).to(tl.int64) * BLOCK + local
+    """rows_to_zero and is_shared; ends[r] counts the rows up to r that have another number of groups than one."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     is_row = at < row_count
-    end = tl.load(ends_ptr + at, mask=is_row, other=0) % 4294967296
-    before = tl.load(ends_ptr + at - 1, mask=is_row & (at > 0), other=0) % 4294967296
+    end = tl.load(ends_ptr + at, mask=is_row, other=0)
+    before = tl.load(ends_ptr + at - 1, mask=is_row & (at > 0), other=0)
     tl.store(to_zero_ptr + end - 1, at, mask=is_row & (end != before))
-    if IS_CUT:
-        is_piece = at < total
-        first, last, _ = _piece(pointers_ptr, ends_ptr, at, is_piece, row_count, row_steps)
-        rank = tl.where(is_piece, (cut - (last - first)).to(tl.int32) * BLOCK + local, 2147483647)
-        piece = (at - local) + tl.sort(rank) % BLOCK
-        first, last, count = _piece(pointers_ptr, ends_ptr, piece, is_piece, row_count, row_steps)
-        tl.store(pieces_ptr + 2 * at, tl.where(is_piece, first, 0), mask=at < places)
-        tl.store(pieces_ptr + 2 * at + 1, tl.where(is_piece, last, 0), mask=at < places)
-        tl.store(is_shared_ptr + at, (is_piece & (count > 1)).to(tl.int8), mask=at < places)
-    else:
-        is_group = at < groups
-        row = tl.load(rows_ptr + at, mask=is_group, other=0).to(tl.int64)
-        here = tl.load(pointers_ptr + row, mask=is_group, other=0)
-        after = tl.load(pointers_ptr + row + 1, mask=is_group, other=0)
-        tl.store(is_shared_ptr + at, (after - here > 1).to(tl.int8), mask=is_group)
+    is_group = at < groups
+    row = tl.load(rows_ptr + at, mask=is_group, other=0).to(tl.int64)
+    here = tl.load(pointers_ptr + row, mask=is_group, other=0)
+    after = tl.load(pointers_ptr + row + 1, mask=is_group, other=0)
+    tl.store(is_shared_ptr + at, (after - here > 1).to(tl.int8), mask=is_group)

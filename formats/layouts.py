@@ -13,12 +13,12 @@ from torch import Tensor
 
 from . import layout_kernels as kernels
 from .fixed_kernel import FixedKernel
-from .group_size import LONGEST_PIECE
+from .group_size import SIZES_ON_GPU
 
 __all__ = ["SURVEYED", "list_keys", "new_tally", "place", "point", "spread", "survey"]
 
 BLOCK = 256
-SURVEYED = tuple(2**power for power in range(LONGEST_PIECE.bit_length()))  # sizes of groups and of pieces of rows
+SURVEYED = SIZES_ON_GPU
 
 _list_keys, _survey, _place = (FixedKernel(kernel) for kernel in (kernels.list_keys, kernels.survey, kernels.place))
 _point, _spread = FixedKernel(kernels.point), FixedKernel(kernels.spread)
@@ -77,31 +77,21 @@ def place(
     return AM, AK, source, is_padding if groups * size > entries else None
 
 
-def point(rows: Tensor, num_rows: int, cut: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the first group of each row, how many groups each has, and the sum of pieces so far [D].
-
-    That sum is 2**32 for each piece of the row and those before it, and 1 for each of these rows with another number
-    of pieces than one. Without a cut a group is a piece.
-    """
+def point(rows: Tensor, num_rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the first group of each row, how many groups each has, and how many so far have not one [D]."""
     device = rows.device
     pointers = torch.empty(num_rows + 1, dtype=torch.int32, device=device)
     lengths = torch.empty(num_rows, dtype=torch.int32, device=device)
     counts = torch.empty(num_rows, dtype=torch.int64, device=device)
-    numbers = len(rows), num_rows, len(rows).bit_length(), max(cut, 1)
+    numbers = len(rows), num_rows, len(rows).bit_length()
     _point((num_rows // BLOCK + 1, 1), (pointers, lengths, counts, rows), numbers, (BLOCK,))
     return pointers, lengths, counts.cumsum(0)
 
 
-def spread(
-    rows: Tensor, pointers: Tensor, ends: Tensor, totals: tuple[int, int], cut: int, places: int, near: int
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return rows_to_zero, is_shared, and the pieces of rows if they are cut; `totals` are pieces and rows to zero."""
-    device, num_rows = rows.device, len(ends)
-    to_zero = torch.empty(totals[1], dtype=torch.int64, device=device)
-    is_shared = torch.empty(places if cut else len(rows), dtype=torch.bool, device=device)
-    pieces = torch.empty(2 * places, dtype=torch.int32, device=device) if cut else None
-    tensors = to_zero, is_shared, pointers if pieces is None else pieces, pointers, ends, rows
-    numbers = len(rows), num_rows, num_rows.bit_length(), cut, totals[0], places
-    programs = -(-max(num_rows, places if cut else len(rows)) // near)
-    _spread((programs, 1), tensors, numbers, (cut > 0, near))
-    return to_zero, is_shared, pieces
+def spread(rows: Tensor, pointers: Tensor, ends: Tensor, zeros: int) -> tuple[Tensor, Tensor]:
+    """Return rows_to_zero, of which there are `zeros`, and is_shared; `pointers` and `ends` are those of `point`."""
+    to_zero = torch.empty(zeros, dtype=torch.int64, device=rows.device)
+    is_shared = torch.empty(len(rows), dtype=torch.bool, device=rows.device)
+    programs = -(-max(len(ends), len(rows)) // BLOCK)
+    _spread((programs, 1), (to_zero, is_shared, pointers, ends, rows), (len(rows), len(ends)), (BLOCK,))
+    return to_zero, is_shared

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .convert import block_grid
 from .facts import RowFacts, row_facts
-from .group_size import piece_size
+from .group_size import packs_rows, piece_size
 from .guard import may_keep
 from .pattern_cache import PatternCache, Regrouped
 
@@ -27,8 +27,11 @@ def facts_of(
         # programs walk single entries without padding; groups and blocks of them are what a program takes as they are
         is_single = block_size is None and all(place is None or place.numel() == len(rows) for place in coords)
         cut = piece_size(len(rows)) if is_single else 0
+        others = [place.flatten() for dim, place in enumerate(coords) if dim != group_dim and place is not None]
         with torch.inference_mode(False):  # what is kept must be good for training too
-            facts = row_facts(rows, block_grid(shape, block_size)[group_dim], cut)
+            num_rows = block_grid(shape, block_size)[group_dim]
+            is_packed = is_single and packs_rows(len(rows), num_rows)
+            facts = row_facts(rows, num_rows, cut, is_packed, others[-1] if cut and others else None)
         if may_keep(facts.pointers, facts.is_shared, facts.rows_to_zero, facts.order):
             cache.facts = facts
     return facts

@@ -108,6 +108,16 @@ APPLICATIONS = {
         False,
         (4, 128),
     ),
+    "entry_spmm_packed": Application(
+        f"{GROUP_SPMM} * F[AM[p]]",
+        {"AM": positions(9000), "AK": positions(9000, 1), "AV": values(9000, 1), "B": values(2000, 128)}
+        | {"F": values(2000)},
+        (2000, 128),
+        OwnedRows("AM", cut=32, is_packed=True),
+        "store-or-atomic",
+        False,
+        (2, 128),
+    ),
     "group_max_owner": Application(
         GROUP_MAX, _group_spmm(), (2000, 128), OwnedRows("AM"), "owner", False, (4, 128), frozenset({"AK"})
     ),

@@ -58,6 +58,16 @@ def entry_spmm(dtype, wide):
     return "C[AM[p],n] += AV[p,q] * B[AK[p,q],n]", tensors, (7, wide), row_facts(A.AM, 7, cut=2).owned("AM")
 
 
+def packed_spmm(dtype, wide):
+    """Pieces of several rows, and parts of a full one; a factor of each row too."""
+    A = matrix(9, 6, 0.25, dtype)
+    A[4] = draw(6, dtype=dtype)
+    A = GroupCOO.from_dense(A, group_size=1)
+    tensors = dict(AM=A.AM, AK=A.AK, AV=A.AV, B=draw(6, wide, dtype=dtype), F=draw(9, dtype=dtype))
+    fact = row_facts(A.AM, 9, cut=2, is_packed=True).owned("AM")
+    return "C[AM[p],n] += 0.5 * AV[p,q] * B[AK[p,q],n] * F[AM[p]]", tensors, (9, wide), fact
+
+
 def block_spmm(dtype, wide):
     A = BlockGroupCOO.from_dense(matrix(12, 12, 0.08, dtype), block_size=(4, 3), group_size=2)
     tensors = dict(AM=A.AM, AK=A.AK, AV=A.AV, B=draw(4, 3, wide, dtype=dtype))
@@ -286,6 +296,7 @@ CASES = [
     (group_spmm, "owner"),
     (group_spmm, "store-or-atomic"),
     (entry_spmm, "store-or-atomic"),
+    (packed_spmm, "store-or-atomic"),
     (block_spmm, "atomic"),
     (block_spmm, "owner"),
     (block_spmm, "store-or-atomic"),
@@ -562,6 +573,7 @@ EAGER = [
     (group_spmm, "owner"),
     (group_spmm, "store-or-atomic"),
     (entry_spmm, "store-or-atomic"),
+    (packed_spmm, "store-or-atomic"),
     (block_spmm, "owner"),
     (convolution, "atomic"),
     (tiled_convolution, "owner"),

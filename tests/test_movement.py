@@ -296,10 +296,11 @@ def test_owned_rows_hold_short_names_side_by_side():
         torch.testing.assert_close(got, messages(*tensors.values(), 9), rtol=1e-5, atol=1e-5, msg=str(way))
 
 
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(
     ("columns", "dtype", "padded"), [(33, SINGLE, False), (40, HALF, True), (5, torch.float64, True)]
 )
-def test_rows_of_any_length_are_walked_by_several_entries_at_once(columns, dtype, padded):
+def test_rows_of_any_length_are_walked_by_several_entries_at_once(columns, dtype, padded, packed):
     lengths = torch.tensor([0, 1, 3, 4, 5, 31, 0, 8, 9], device=DEVICE)
     T = torch.arange(9, device=DEVICE).repeat_interleave(lengths)
     U = positions(7, len(T), low=-1).clamp(min=-1 if padded else 0)
@@ -307,13 +308,16 @@ def test_rows_of_any_length_are_walked_by_several_entries_at_once(columns, dtype
     kept = (U >= 0)[:, None]
     products = torch.where(kept, W.double() * X.double()[U.clamp(min=0)], 0.0)
     W = torch.where(kept, W, torch.nan)  # what has no place is not read
-    tensors, fact = dict(W=W, X=X, T=T, U=U), row_facts(T, 9, cut=8).owned("T")  # up to four pieces of a row
+    tensors = dict(W=W, X=X, T=T, U=U)
+    fact = row_facts(T, 9, cut=8, is_packed=packed).owned("T")  # up to four pieces of a row, or several rows to a piece
     flags = Flags(padded=frozenset(["U"] if padded else []), interpreted=IS_INTERPRETED)
     own = problem("Y[T[e],c] += W[e,c] * X[U[e],c]", tensors, (9, columns), fact, flags)
     walks = [way for way in candidates(own) if way.schedule.walks_rows]
     assert {way.schedule.strategy for way in walks} == {"owner", "store-or-atomic"}  # whole rows, and pieces of them
+    if packed:
+        walks = [way for way in walks if way.schedule.strategy == "store-or-atomic"]
     assert any("start + 3" in own.launcher(way).kernel.source for way in walks)  # several entries of one row
-    assert any(way.schedule.names("step") == ("e",) for way in walks)  # side by side
+    assert any(way.schedule.names("step") == ("e",) for way in walks) is not packed  # side by side
     for way in told_apart(walks):
         with checked_memory() if IS_INTERPRETED else nullcontext():
             got = own.launcher(way)(list(tensors.values()), fact)

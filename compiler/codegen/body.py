@@ -18,7 +18,7 @@ from .products import add_product, zeros
 from .runs import write_runs
 from .scope import Scope
 from .spec import KernelSpec
-from .stores import early_seed, store_sum
+from .stores import early_seed, load_shared, store_sum
 from .unrolled import write_unrolled
 
 __all__ = ["emit", "emit_joint"]
@@ -72,7 +72,7 @@ def _write_sum(scope: Scope) -> None:
     """Write the loops of a program that sums one tile, and the store of its sums."""
     spec, has_loops = scope.spec, bool(loops_of(scope.spec))
     acc = Value("acc", spec.result_axes)
-    seed = early_seed(scope, acc.axes) if has_loops else None
+    seed, shared = early_seed(scope, acc.axes) if has_loops else None, load_shared(scope)
     if has_loops:
         scope.line(f"acc = {zeros(spec, acc.axes)}")
     body = scope
@@ -81,7 +81,7 @@ def _write_sum(scope: Scope) -> None:
     result = spec.tile.result("acc", acc.axes)
     if has_loops and isinstance(spec.schedule.tree, Dot) and result != "acc":
         scope.line(f"acc = {result}")
-    store_sum(scope, acc, seed)
+    store_sum(scope, acc, seed, shared)
     if nan_recheck.is_needed(body):  # after the store, so that the check overlaps it
         nan_recheck.recheck_tile(scope, acc)
 

@@ -199,7 +199,10 @@ def _is_piece(spec: KernelSpec, name: str) -> bool:
 
 
 def _find_rows(scope: Scope) -> None:
-    """Write the row of each piece that the program has: that of its first entry; the last pieces may have none."""
+    """Write the row of each piece that the program has: that of its first entry; the last pieces may have none.
+
+    If a piece has several rows, that is the row whose sums are held, see `begin_row`.
+    """
     owner = scope.spec.owner
     piece, pieces = scope.indices[owner.row], scope.parameter("pieces", owner.index)
     mask = f", mask={scope.bounds[owner.row].text}, other=0" if owner.row in scope.bounds else ""
@@ -207,7 +210,8 @@ def _find_rows(scope: Scope) -> None:
     last = scope.let(f"tl.load({pieces} + {piece.text} + {piece.text} + 1{mask})", piece.axes, "last")
     scope.bounds[owner.row] = has_entry = scope.let(f"{first.text} < {last.text}", piece.axes, "has_entry")
     scope.piece, scope.segment = piece, (first, last)
-    scope.indices[owner.row] = load_row(scope, Access(owner.index, (Var(owner.segment),)), first, has_entry)
+    row = load_row(scope, Access(owner.index, (Var(owner.segment),)), first, has_entry)
+    scope.indices[owner.row] = scope.let(row.text, row.axes, "held") if owner.is_packed else row
 
 
 def split_merged(scope: Scope) -> None:

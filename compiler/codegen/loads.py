@@ -44,8 +44,9 @@ def load_available(scope: Scope) -> None:
 
 def _load_positions(scope: Scope) -> None:
     """Write the loads of all positions whose index names are defined by now; inner ones first, by which others are."""
-    schedule = scope.spec.schedule
-    for root in _indirections((schedule.output, *schedule.factors)):
+    schedule, owner = scope.spec.schedule, scope.spec.schedule.owner
+    rows = [Access(owner.index, (Var(owner.segment),))] if owner is not None and owner.is_packed else []
+    for root in (*rows, *_indirections((schedule.output, *schedule.factors))):
         for access in walk(root):
             if access not in scope.positions and scope.knows(access.names):
                 _load_position(scope, access)

@@ -12,6 +12,7 @@ from .grid import bound_index, may_end_early, wide_extent
 from .loads import load_ahead, load_available, load_next, take_loaded
 from .scope import Scope
 from .spec import KernelSpec
+from .stores import begin_row
 
 __all__ = [
     "define_single_steps",
@@ -149,13 +150,22 @@ def _open_segment(scope: Scope, name: str, segment: Segment) -> Scope:
         scope.line(f"for {variable} in range({first.text}, {last.text}):")
         body = scope.child()
         body.indices[name] = Value(variable)
-        return body
+        return _with_row(body)
     length = scope.let(f"tl.max({last.text} - {first.text})", (), "length")
     scope.line(f"for turn in range(0, {length.text}):")
     body = scope.child()
     body.define(name, f"{first.text} + turn", first.axes)
     body.bounds[name] = body.let(f"{variable} < {last.text}", first.axes, f"in_{body.identifier(name)}")
-    return body
+    return _with_row(body)
+
+
+def _with_row(scope: Scope) -> Scope:
+    """Write the begin of another row, if the entry in scope may be the first of one."""
+    owner = scope.spec.schedule.owner
+    if owner is not None and owner.is_packed:
+        load_available(scope)
+        begin_row(scope, Value("acc", scope.spec.result_axes))
+    return scope
 
 
 def _entries_at_once(spec: KernelSpec) -> int:
@@ -168,8 +178,8 @@ def _entries_at_once(spec: KernelSpec) -> int:
     return max(1, min(MOST_ENTRIES, LOADED_BYTES // each))
 
 
-def _open_entries(scope: Scope) -> list[Scope]:
-    """Open the loop over the entries of one row, or of rows side by side, several in a turn; return a scope for each.
+def _open_entries(scope: Scope) -> Iterator[Scope]:
+    """Open the loop over the entries of one row, or of rows side by side, several in a turn; yield a scope for each.
 
     All of their loads are written here: with one entry in a turn, each would wait for the one before. Positions may be
     loaded a turn ahead, since what they point to can't be loaded before they are there.
@@ -201,7 +211,7 @@ def _open_entries(scope: Scope) -> list[Scope]:
         load_available(entry(body, start, at, bool(at or first.axes)))
     for at, own in enumerate(ahead):
         load_next(entry(scope.child(), start, count + at, True), own)
-    return bodies
+    yield from map(_with_row, bodies)
 
 
 def _open_single_values(scope: Scope, name: str) -> Scope:
@@ -299,6 +309,7 @@ def is_fused(spec: KernelSpec) -> bool:
     return (
         spec.schedule.uses_dot
         and len(loops) > 1
+        and not (owner is not None and owner.is_packed)
         and not is_side_by_side
         and not any(spec.is_varying(name) for name in loops[1:])
     )

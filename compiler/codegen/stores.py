@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..binding import power_of_two
-from ..language import Access
+from ..language import Access, Var
 from .broadcast import Value
 from .loads import conjunction, moving_axes, pointer
+from .products import zeros
 from .scope import Scope
 from .spec import TYPES, Axes
 
-__all__ = ["add_to_output", "early_seed", "entry_masks", "finish_sum", "output_masks", "store_interleaved", "store_sum"]
+__all__ = [
+    "add_to_output",
+    "begin_row",
+    "early_seed",
+    "entry_masks",
+    "finish_sum",
+    "load_shared",
+    "output_masks",
+    "store_interleaved",
+    "store_sum",
+]
 
 
 def early_seed(scope: Scope, axes: Axes) -> Value | None:
@@ -54,8 +65,25 @@ def _exclusive_places(scope: Scope) -> tuple[Access, ...]:
     return schedule.output.indirections if schedule.strategy in ("store-once", "owner") else ()
 
 
-def store_sum(scope: Scope, acc: Value, seed: Value | None = None) -> None:
-    """Write the sums in `acc` to the output by the schedule's strategy; `seed` is given if it is loaded already."""
+def load_shared(scope: Scope) -> Value | None:
+    """Write the load of where the program's groups, or pieces, share their row with others; None if nothing tells.
+
+    It comes before the loops: after them a program would wait for it, as long as for a turn.
+    """
+    spec, place = scope.spec, scope.piece
+    if spec.schedule.strategy != "store-or-atomic":
+        return None
+    name = spec.schedule.owner.row if spec.schedule.owner is not None else ""
+    if place is None:
+        name = str(spec.schedule.output.indirections[0].indices[0])
+        place = scope.indices[name]
+    guard = f", mask={scope.bounds[name].text}, other=0" if name in scope.bounds else ""
+    flag = scope.parameter("is_shared", spec.schedule.shared_index)
+    return scope.let(f"tl.load({flag} + {place.text}{guard}) != 0", place.axes, "is_shared")
+
+
+def store_sum(scope: Scope, acc: Value, seed: Value | None = None, shared: Value | None = None) -> None:
+    """Write the sums in `acc` to the output by the strategy; `seed` and `shared` are given if loaded already."""
     spec, schedule = scope.spec, scope.spec.schedule
     axes = spec.kept(acc.axes)
     finish_sum(scope, acc)
@@ -69,12 +97,38 @@ def store_sum(scope: Scope, acc: Value, seed: Value | None = None) -> None:
     address = pointer(scope, schedule.output, "output", axes)
     value = _rounded(scope, acc.text)
     if schedule.strategy == "store-or-atomic":
-        _store_or_add(scope, address, value, masks, axes)
+        _store_or_add(scope, address, value, masks, axes, shared or load_shared(scope))
     elif schedule.is_atomic:
         add_to_output(scope, acc, address, mask)
     else:
         leaves = ', eviction_policy="evict_first"' if spec.config.evicts else ""
         scope.line(f"tl.store({address}, {value}{guard}{leaves})")
+
+
+def begin_row(scope: Scope, acc: Value) -> None:
+    """Write the store of the sums that are held where the entry in scope is of another row, and the start of its sums.
+
+    Of a row that several pieces share a piece has nothing else.
+    """
+    spec, owner = scope.spec, scope.spec.owner
+    held, row = scope.indices[owner.row], scope.positions[Access(owner.index, (Var(owner.segment),))]
+    if owner.segment in scope.bounds:  # what comes after the last entry is of no other row
+        inside = scope.bounds[owner.segment].text
+        row = scope.let(f"tl.where({inside}, {row.text}, {held.text})", row.axes, "row")
+    is_next = scope.let(f"{row.text} != {held.text}", row.axes, "is_next")
+    body = scope.child(indent=0) if row.axes else scope.child()
+    if not row.axes:
+        scope.line(f"if {is_next.text}:")
+    done = body.let(acc.text, acc.axes, "done")
+    finish_sum(body, done)
+    axes = spec.kept(acc.axes)
+    mask = conjunction(spec, [*output_masks(body), *([is_next] if row.axes else [])], axes)
+    address = pointer(body, spec.schedule.output, "output", axes)
+    body.line(f"tl.store({address}, {_rounded(body, done.text)}{f', mask={mask}' if mask else ''})")
+    nothing = zeros(spec, acc.axes)
+    kept = f"tl.where({spec.tile.spread(is_next, acc.axes)}, {nothing}, {acc.text})" if row.axes else nothing
+    body.line(f"{acc.text} = {kept}")
+    body.line(f"{held.text} = {row.text}")
 
 
 def add_to_output(scope: Scope, acc: Value, address: str, mask: str) -> None:
@@ -137,18 +191,14 @@ def finish_sum(scope: Scope, acc: Value) -> None:
         scope.line(f"{acc.text} = tl.where({conjunction(spec, entries, kept)}, {acc.text}, 0.0)")
 
 
-def _store_or_add(scope: Scope, address: str, value: str, masks: Sequence[Value], axes: Axes) -> None:
+def _store_or_add(
+    scope: Scope, address: str, value: str, masks: Sequence[Value], axes: Axes, shared: Value | None
+) -> None:
     """Write a plain store for groups that are alone in their row, and an atomic addition for the others."""
-    spec, place = scope.spec, scope.piece
-    name = spec.schedule.owner.row if spec.schedule.owner is not None else ""
-    if place is None:
-        name = str(spec.schedule.output.indirections[0].indices[0])
-        place = scope.indices[name]
-    guard = f", mask={scope.bounds[name].text}, other=0" if name in scope.bounds else ""
-    flag = scope.parameter("is_shared", spec.schedule.shared_index)
-    shared = scope.let(f"tl.load({flag} + {place.text}{guard}) != 0", place.axes, "is_shared")
-    alone = scope.let(f"{shared.text} == 0", place.axes, "is_alone")
+    assert shared is not None
+    spec = scope.spec
+    alone = scope.let(f"{shared.text} == 0", shared.axes, "is_alone")
     scope.line(f"tl.store({address}, {value}, mask={conjunction(spec, [*masks, alone], axes)})")
-    scope.line(f"if tl.max({shared.text}.to(tl.int32)) > 0:" if place.axes else f"if {shared.text}:")
+    scope.line(f"if tl.max({shared.text}.to(tl.int32)) > 0:" if shared.axes else f"if {shared.text}:")
     mask = conjunction(spec, [*masks, shared], axes)
     scope.child().line(f'tl.atomic_add({address}, {value}, mask={mask}, sem="relaxed")')

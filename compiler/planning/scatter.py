@@ -61,6 +61,7 @@ class Owner:
     segment: str
     index: str  # the index tensor whose values own rows
     is_cut: bool = False  # what a program has is a piece of a row's groups, by whose number `row` is counted
+    is_packed: bool = False  # a piece may have the groups of several rows
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,8 @@ def owned_rows(bound: Bound, fact: Fact | None, is_cut: bool) -> int:
     output = bound.statement.output
     if is_cut:
         assert isinstance(fact, OwnedRows)
-        return piece_count(bound.size[bound.statement.scatter_dim], bound.shapes[fact.rows][0], fact.cut)
+        rows, groups = bound.size[bound.statement.scatter_dim], bound.shapes[fact.rows][0]
+        return piece_count(rows, groups, fact.cut, fact.is_packed)
     return bound.shapes[output.indirections[0].name][0] if owns_tiles(fact) else bound.size[bound.statement.scatter_dim]
 
 
@@ -240,16 +242,18 @@ class Start:
         access = owned_by(self.scattered, fact)
         assert access is not None
         row, segment = self.fresh("r"), str(access.indices[0])
-        swap: dict[Index, Index] = {access: Var(row)}
+        is_packed = is_cut and isinstance(fact, OwnedRows) and fact.is_packed
+        output = _substitute(self.output, {access: Var(row)})
+        swap: dict[Index, Index] = {} if is_packed else {access: Var(row)}  # entries of a piece may be of several rows
         # groups of one entry need no loop over their entries, which several at a time are then taken of; the place of
         # a winner is counted by all names
         if self.bound.statement.is_sum:
             single = [name for name in self.summed if self.extents[name] == 1 and not is_varying(self.bound, name)]
             swap |= {Var(name): Const(0) for name in single}
         factors = tuple(_substitute(factor, swap) for factor in self.factors if isinstance(factor, Access))
-        owner = Owner(row, segment, access.name, is_cut)
+        owner = Owner(row, segment, access.name, is_cut, is_packed)
         extents = {**self.extents, row: owned_rows(self.bound, fact, is_cut)}
-        return replace(self, output=_substitute(self.output, swap), factors=factors, extents=extents, owner=owner)
+        return replace(self, output=output, factors=factors, extents=extents, owner=owner)
 
     def side_by_side(self, outer: str, inner: str, axis: str) -> Start:
         """Return the statement with one axis for two names: all values of `inner` for each value of `outer`."""

@@ -611,7 +611,8 @@ def _deep_schedule(start: Start, strides: Strides, plain: Schedule, least: int =
     None if no loop has `least` summands, or if summands are side by side already. The entries of a row count as many.
     """
     sums = [name for name in plain.names("loop") if start.extents[name] >= least]
-    if not (sums or plain.walks_rows) or plain.names("step") or not plain.names("tile"):
+    is_packed = start.owner is not None and start.owner.is_packed  # entries side by side may be of several rows
+    if not (sums or plain.walks_rows) or plain.names("step") or not plain.names("tile") or is_packed:
         return None
     tiles = plain.names("tile")[-1:]
     start = replace(start, extents=plain.extents, flats=plain.flats)  # of which its tile may be one

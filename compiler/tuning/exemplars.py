@@ -56,6 +56,7 @@ def _exemplars() -> tuple[Exemplar, ...]:
         "L": [[3 * u + j for u in range(24)] for j in range(3)],
     }
     columns_of_parts = ConstantTables({"I": [[0, 2], [1, -1]], "V": [[0.5, 2.0], [1.0, 0.0]], **columns})
+    entries = {**groups, "AK": (300, 1), "AV": (300, 1)}
     rows = OwnedRows("AM")
     return (
         Exemplar("C[i,j] += A[i,k] * B[k,j]", dense),
@@ -67,9 +68,8 @@ def _exemplars() -> tuple[Exemplar, ...]:
         Exemplar("C[i] += A[k]", {"A": (10_000,), "": (3,)}, SINGLE),
         Exemplar("dW[u,w] += T[b,i,u] * dZ[b,i,w]", {"T": (10_000, 9, 64), "dZ": (10_000, 9, 64)}, SINGLE),
         Exemplar(group_spmm, groups, SINGLE, rows, _flags("AK")),
-        Exemplar(
-            group_spmm, {**groups, "AK": (300, 1), "AV": (300, 1)}, SINGLE, OwnedRows("AM", cut=32), has_order=True
-        ),
+        Exemplar(group_spmm, entries, SINGLE, OwnedRows("AM", cut=32), has_order=True),
+        Exemplar(group_spmm, entries, SINGLE, OwnedRows("AM", cut=32, is_packed=True), has_order=True),
         Exemplar(group_spmm, {**groups, "C": (200, 96)}, HALF, None, _flags("AM", "AK", sum_dtype=SINGLE)),
         Exemplar(group_max, groups, SINGLE, rows, _flags("AK", wants_winners=True)),
         Exemplar(group_max, groups, HALF, rows, _flags("AK")),

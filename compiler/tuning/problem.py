@@ -253,6 +253,7 @@ def _strategies(problem: Problem, full: bool) -> tuple[str, ...]:
     if not isinstance(fact, OwnedRows) or not fact.cut or not problem.rows[1]:
         return ways
     is_long, pieces = bucket(problem.rows[1]) > SHORT_ROW, [way for way in ways if way == "store-or-atomic"]
+    is_long |= fact.is_packed
     return (*(pieces if is_long else ()), *(way for way in ways if way not in pieces))
 
 

@@ -63,6 +63,25 @@ def test_pieces_of_rows_are_no_longer_than_their_cut_and_hold_every_group_once(d
     assert facts.rows_to_zero.tolist() == [row for row in range(num_rows) if owners.count(row) != 1]
 
 
+@given(groups, st.integers(1, 5))
+def test_packed_pieces_hold_whole_rows_or_a_part_of_one(drawn, cut):
+    num_rows, rows = drawn
+    rows = sorted(rows)
+    facts = row_facts(torch.tensor(rows, dtype=torch.int64, device=DEVICE), num_rows, cut, is_packed=True)
+    spans = facts.pieces.view(-1, 2).tolist()
+    assert [at for first, last in spans for at in range(first, last)] == [*range(len(rows))]
+    assert len(spans) == piece_count(num_rows, len(rows), cut, is_packed=True)
+    assert all(0 < last - first < 3 * cut for first, last in spans)
+    shared = set()
+    for (first, last), is_shared in zip(spans, facts.is_shared.tolist()):
+        held = {*rows[first:last]}
+        whole = [at for at, row in enumerate(rows) if row in held] == [*range(first, last)]
+        assert is_shared != whole
+        assert whole or len(held) == 1
+        shared |= held if is_shared else set()
+    assert facts.rows_to_zero.tolist() == [row for row in range(num_rows) if row not in rows or row in shared]
+
+
 @pytest.mark.parametrize("group_dim", [0, 1, 2])
 @pytest.mark.parametrize("kind", [COO, GroupCOO, BlockCOO, BlockGroupCOO])
 def test_formats_have_the_facts_of_their_group_coordinate(kind, group_dim):
@@ -99,6 +118,7 @@ FACTS = {
     "AS once": WrittenOnce("AS"),
     "AM": owned("AM"),
     "AM cut 2": row_facts(torch.tensor([0, 2, 2], device=DEVICE), 4, cut=2).owned("AM"),
+    "AM packed 2": row_facts(torch.tensor([0, 2, 2], device=DEVICE), 4, cut=2, is_packed=True).owned("AM"),
     "ROW.TILE": owned("ROW", "TILE", 2),
     "WO.WT": owned("WO", "WT", 1),
     "A": OwnedRows("A"),

@@ -24,6 +24,7 @@ ROLES = {
     "group_spmm_owner": {"r": "tile", "n": "tile", "p": "segment", "q": "loop"},
     "group_spmm_store_or_atomic": {"p": "tile", "n": "tile", "q": "loop"},
     "entry_spmm_pieces": {"r": "tile", "n": "tile", "p": "segment"},
+    "entry_spmm_packed": {"r": "tile", "n": "tile", "p": "segment"},
     "group_max_owner": {"r": "tile", "n": "tile", "p": "segment", "q": "loop"},
     "group_max_winners_owner": {"r": "tile", "n": "tile", "p": "segment", "q": "loop"},
     "block_spmm_owner": {"r": "grid", "bm": "tile", "n": "tile", "p": "segment", "bk": "step"},

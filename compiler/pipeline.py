@@ -19,16 +19,16 @@ import torch
 from torch import Tensor
 
 from ..formats.facts import Fact
-from ..formats.torch_state import is_compiling, is_deterministic, is_free, is_transformed, wants_gradient
+from ..formats.torch_state import is_compiling, is_deterministic, is_dynamo, is_free, is_transformed, wants_gradient
 from .any_pattern import evaluate_rewritten
-from .autograd import by_torch, differentiable, followed_sparse, implement, is_sum, run_plain, transformed, unchecked
+from .autograd import by_torch, differentiable, followed_sparse, implement, is_sum, run_plain, traced, transformed
 from .binding import grouping, is_sparse, recipe_for
 from .language import UnsupportedError
 from .planning import strategies
 from .prepared import PreparedStatement, Result, Runner, has_kernels, prepare
 from .routes import fastest_program, fastest_route
 from .row_order import grouped
-from .runtime import arguments, as_memory, as_traced, cast_operands, planned, replayed
+from .runtime import arguments, as_memory, as_traced, cast_operands, planned, replayed, unchecked
 from .tuning import choose, known_launcher
 
 __all__ = ["evaluate", "runner_of"]
@@ -40,16 +40,18 @@ Times = dict[str, float] | None  # of the routes that are timed, to be filled in
 
 def evaluate(expr: str, operands: Operands, size: Size = None, check: Callable[..., Size] = unchecked) -> Tensor:
     """Return the value of a statement, differentiable; `check` refuses wrong operands of a call without a plan."""
+    if is_dynamo():
+        return traced(evaluate_anew, expr, operands, check(expr, operands, size))
     cache, key, tensors, numbers, varies, pattern = arguments(expr, operands, size)
     value = None if key is None else replayed(cache, key, tensors, numbers, (operands, cache))
     if value is not None:
         return value  # type: ignore[no-any-return]
     cold = lambda *_: evaluate_anew(expr, operands, check(expr, operands, size))
-    if key is None or is_compiling():  # a tracer; or an operand is no tensor or the size no size: `check` refuses them
+    learns = key is not None and wants_gradient(tensors)
+    # a tracer; or an operand is no tensor or the size no size: `check` refuses them
+    if key is None or is_compiling() or (learns and not (is_free() and is_sum(expr))):
         return cold()
-    plan, learns = (cache, key, cold, tensors, numbers, varies, pattern), wants_gradient(tensors)
-    if learns and not (is_free() and is_sum(expr)):
-        return cold()
+    plan = cache, key, cold, tensors, numbers, varies, pattern
     if not learns or by_torch(expr, operands, size):
         return planned(*plan, kind="learns" if learns else "")  # type: ignore[no-any-return]
     return differentiable(evaluate, expr, operands, size, None, plan)

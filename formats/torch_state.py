@@ -45,6 +45,7 @@ __all__ = [
     "is_wrapped",
     "is_zero",
     "may_autocast",
+    "may_change_operands",
     "may_round_sums",
     "modes",
     "records_gradient",
@@ -186,7 +187,14 @@ def transform_kinds() -> str:
     return " of ".join(kinds)
 
 
-setattr(transform_kinds, "_dynamo_marked_constant", True)  # noqa: B010 - no such attribute to a type checker
+def may_change_operands() -> bool:
+    """Return whether autocast or a transform is active, on which a call's tensors depend; a tracer asks once."""
+    return may_autocast() or transform_kinds() != ""
+
+
+# a compiled graph is guarded by what torch's autocast and transforms were
+for _constant in (transform_kinds, may_change_operands):
+    setattr(_constant, "_dynamo_marked_constant", True)  # noqa: B010 - no such attribute to a type checker
 
 
 def refuse_torchscript() -> NoReturn:

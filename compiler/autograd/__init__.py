@@ -20,11 +20,19 @@ A file imports only from those above it.
 from .direct_apply import direct_apply
 from .flop_formula import flops
 from .format_operators import followed_sparse, implement
-from .functions import differentiable, unchecked
+from .functions import differentiable
 from .functorch_rules import transformed
 from .gradients import gradients_of, is_sum
 from .legacy_vmap import one_by_one
-from .operators import refuse_transforms, replay_first, run_plain, run_plain_with_winners, run_several, runs_at_once
+from .operators import (
+    refuse_transforms,
+    replay_first,
+    run_plain,
+    run_plain_with_winners,
+    run_several,
+    runs_at_once,
+    traced,
+)
 from .planned_backward import gradients_key, planned_backward
 from .run_gradients import gradients_one_by_one
 from .torch_gradients import by_torch
@@ -49,7 +57,7 @@ __all__ = [
     "run_plain_with_winners",
     "run_several",
     "runs_at_once",
+    "traced",
     "transformed",
-    "unchecked",
     "wanted_gradients",
 ]

@@ -38,7 +38,7 @@ from .run_gradients import traced_gradients
 from .torch_gradients import by_torch, differentiated, gradients_by_torch, graph_of
 from .wanted import wanted_gradients
 
-__all__ = ["differentiable", "unchecked"]
+__all__ = ["differentiable"]
 
 Evaluate = Callable[..., Tensor]
 
@@ -56,11 +56,6 @@ class _Call(NamedTuple):
     dense: tuple[str, ...] = ()  # the other names
     pattern: object = None  # what `check_pattern` identifies the format's pattern by, if the caller has asked for it
     graph: Callable[[list[Tensor]], Tensor] | None = None  # evaluates it so that torch can differentiate the value
-
-
-def unchecked(expr: str, operands: Mapping[str, Any], size: Sequence[int] | None) -> Sequence[int] | None:
-    """Return the size: the check of a call whose operands were checked before."""
-    return size
 
 
 def differentiable(

@@ -9,7 +9,7 @@ Triton operator: AOTInductor sees the emitted kernel in it, and compiles that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from ...formats.torch_state import (
     is_forward_mode,
     is_grad_enabled,
     is_watched,
+    may_change_operands,
     modes,
     transforms,
 )
@@ -49,6 +50,7 @@ __all__ = [
     "run_plain_with_winners",
     "run_several",
     "runs_at_once",
+    "traced",
 ]
 
 _ARGUMENTS = "(str expr, str names, SymInt[]? size, Tensor[] tensors, str fact, Tensor[] facts)"
@@ -301,6 +303,21 @@ def run_plain(expr: str, names: str, size: Sequence[int] | None, tensors: list[T
     if _is_watched(tensors):
         return call(expr, names, size, tensors, *_as_text(fact))  # type: ignore[no-any-return]
     return _run(expr, names, size, [resolved(tensor) for tensor in tensors], fact, False)  # type: ignore[no-any-return]
+
+
+def traced(anew: Callable[..., Tensor], expr: str, operands: Mapping[str, Any], size: Sequence[int] | None) -> Tensor:
+    """Return the value of a statement whose caller torch.compile reads; `anew` follows formats, casts and transforms.
+
+    The tracer makes guards of all functions and modules that it reads, and a compiled graph asks them at every call:
+    over plain tensors it comes to the operator from here.
+    """
+    if not may_change_operands():
+        for operand in operands.values():
+            if not isinstance(operand, Tensor):
+                break
+        else:
+            return call(expr, ",".join(operands), size, list(operands.values()), "", [])  # type: ignore[no-any-return]
+    return anew(expr, operands, size)
 
 
 def _exported(expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor]) -> Tensor:

@@ -20,7 +20,7 @@ A file imports only from those above it.
 """
 
 from .cache_folder import cache_dir, cache_size, remove_abandoned, replace_file, warn_damaged, warn_unusable
-from .calls import PLAIN_CALLS, arguments
+from .calls import PLAIN_CALLS, arguments, unchecked
 from .copies import sum_of_copies
 from .group_tables import GroupTables, group_tables, has_met, meet, new_group_tables
 from .joint import JointLauncher, joint_launcher
@@ -90,4 +90,5 @@ __all__ = [
     "sum_of_copies",
     "warn_damaged",
     "warn_unusable",
+    "unchecked",
 ]

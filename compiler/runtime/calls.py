@@ -10,11 +10,10 @@ from torch import SymInt, Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import Parameter
 
-from ...formats.torch_state import is_dynamo
 from ...lru_cache import LRUCache
 from ..binding import SparseFormat
 
-__all__ = ["PLAIN_CALLS", "arguments"]
+__all__ = ["PLAIN_CALLS", "arguments", "unchecked"]
 
 Operand = Any  # a Tensor or a SparseFormat
 CALLS = 4096  # over plain tensors that are kept, with what tells that a call came once; of about 4 kB each
@@ -22,16 +21,20 @@ PLAIN_CALLS: LRUCache[Any] = LRUCache(CALLS)
 NOTHING: tuple[Any, ...] = ({}, None, (), (), False, ())
 
 
+def unchecked(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | None) -> Sequence[int] | None:
+    """Return the size: the check of a call whose operands were checked before."""
+    return size
+
+
 def arguments(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | None) -> tuple[Any, ...]:
     """Return (cache of plans, key of the call, tensors, size), which `replayed` takes, then what `planned` takes more.
 
     That is (whether lengths may vary, pattern). The tensors are the operands in the caller's order, a format's values
-    in its place. The pattern is the format, and a call over plain tensors has none: its lengths may
-    vary. The key is None, and the cache empty, if a tracer reads this code, if the expression is no text, if an operand
-    is no tensor or format, if `size` holds no integers, or if a tracer's symbols or tensors stand for them, which no
-    plan can hold.
+    in its place. The pattern is the format, and a call over plain tensors has none: its lengths may vary. The key is
+    None, and the cache empty, if the expression is no text, if an operand is no tensor or format, if `size` holds no
+    integers, or if a tracer's symbols or tensors stand for them, which no plan can hold.
     """
-    if is_dynamo() or not isinstance(expr, str):
+    if not isinstance(expr, str):
         return NOTHING
     tensors: list[Any] = [*operands.values()]
     try:

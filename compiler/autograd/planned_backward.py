@@ -55,7 +55,7 @@ def planned_backward(
         """Return the gradients where they have no plan."""
         cache, key, tensors, numbers, varies, owned = plans(ctx, saved, grad_output) if call is None else call
         run = partial(gradients, ctx, wanted)
-        if cache is None or is_watched() or is_grad_enabled():
+        if is_watched() or is_grad_enabled() or cache is None:  # last: a tracer would read the whole cache
             grads = run(grad_output, *tensors)
         else:
             plan_key = gradients_key(key, wanted)

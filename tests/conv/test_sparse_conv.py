@@ -250,7 +250,8 @@ def test_four_axes_have_strides_and_padding_and_an_inverse(make):
 @pytest.mark.parametrize("layer", ["SubMConv2d", "SparseConv2d", "SparseConvTranspose2d"])
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_gradients_of_both_orders_are_right(layer, groups, deterministic):
+def test_gradients_of_both_orders_are_right(monkeypatch, layer, groups, deterministic):
+    monkeypatch.setenv("INSUM_TUNE", "off")  # bits of two calls are compared, and a form that wins later has others
     indices = voxels([3, 3], batch=1, density=0.5)
     stride = {} if layer == "SubMConv2d" else dict(stride=2, padding=1)
     module = getattr(nn, layer)(4, 4, 3, groups=groups, **stride).double()

@@ -13,12 +13,14 @@ from sparse_inputs import SPARSE_WARNINGS
 from statements import DEVICE, IS_INTERPRETED, Case, examples, statements
 from tolerances import assert_matches
 from torch import Tensor
+from torch._dynamo.variables.builder import VariableBuilder
 from torch.autograd import forward_ad, gradcheck
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vjp, vmap
 
 from insum_ops import insum, nn, sddmm, sparse_conv3d, spmm
 from insum_ops.compiler.autograd.operators import call, call_with_winners
 from insum_ops.compiler.language.errors import UnsupportedError
+from insum_ops.compiler.runtime import PLAIN_CALLS
 from insum_ops.compiler.runtime.tracing import followed
 from insum_ops.formats import COO, ELL, BlockCOO, BlockGroupCOO, GroupCOO, kernel_map
 
@@ -375,6 +377,20 @@ def test_a_compiled_gradient_reaches_every_input(transform, is_made):
     traced = torch.compile(both(loss_of_statement), backend="aot_eager", fullgraph=IS_FOLLOWED)(A, B)
     for one, other in zip(traced, both(loss_of_dense)(A, B)):
         torch.testing.assert_close(one, other)
+
+
+@COMPILED
+def test_a_compiled_gradient_reads_no_plans_of_other_calls(monkeypatch):
+    """A tracer that reads one of them reads all: after some hundred calls it took ten times as long."""
+    torch._dynamo.reset()
+    read = []
+    wrap = VariableBuilder._wrap
+    monkeypatch.setattr(VariableBuilder, "_wrap", lambda self, value: read.append(id(value)) or wrap(self, value))
+    A, B = random(3, 3), random(3, 3)
+    traced = torch.compile(grad(loss_of_statement), backend="aot_eager", fullgraph=IS_FOLLOWED)(A, B)
+    torch.testing.assert_close(traced, grad(loss_of_dense)(A, B))
+    assert read
+    assert id(PLAIN_CALLS) not in read
 
 
 @FAILS_IN_THE_TRACER

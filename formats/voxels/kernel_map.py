@@ -189,8 +189,8 @@ class KernelMap:
 
         Args:
             group_size: pairs of a group.
-            multiple_of: what divides the number of groups P: the last ones hold no pair. One kernel, and one launch
-                plan, then serves maps of several numbers of groups.
+            multiple_of: what divides the number of groups P if that is at most 64: the last ones hold no pair. A
+                kernel, with its launch plan, is for one such number, and so serves maps of several.
 
         Returns:
             A `GroupedMap` with tensors [P, group_size] and [P], kept for the next call.

@@ -22,6 +22,7 @@ except ImportError:  # no Triton, not on Linux: sorting does it
 __all__ = ["GroupedMap", "Tables", "TiledMap", "maker"]
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
+SHORT_LENGTH = 64  # as in compiler/binding, which is above this: a kernel may be for one length up to it
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,12 +146,13 @@ class Tables:
 
     @torch.inference_mode(False)
     def group(self, group_size: int, multiple_of: int) -> GroupedMap:
-        """Return the pairs of side 0 in groups with one tap each, whose number is a multiple."""
+        """Return the pairs of side 0 in groups with one tap each, whose number is a multiple if it is short."""
         table, (counts, per_tap) = self.of(0), self.count()
         if may_keep():
             self.num_pairs = sum(per_tap)
         groups = sum(-(-pairs // group_size) for pairs in per_tap)
-        groups = -(-groups // multiple_of) * multiple_of
+        if groups <= SHORT_LENGTH:
+            groups = -(-groups // multiple_of) * multiple_of
         return GroupedMap(*maker(table).group(table, counts, groups, group_size))
 
     @torch.inference_mode(False)

@@ -10,6 +10,7 @@ from itertools import product
 import pytest
 import torch
 
+from insum_ops.compiler.binding import SHORT_LENGTH
 from insum_ops.formats import FormatError, KernelMap, kernel_map
 from insum_ops.formats.voxels import map_tables
 
@@ -136,7 +137,7 @@ def test_groups_hold_the_same_pairs(geometry, group_size):
             expected = (tap == grouped.MAPZ).nonzero().flatten().tolist()
             assert row == expected + [-1] * (groups.shape[1] - len(expected))
         filled, count = one.grouped(group_size, multiple_of=16), len(grouped.MAPZ)
-        assert len(filled.MAPZ) == -(-count // 16) * 16
+        assert len(filled.MAPZ) == (-(-count // 16) * 16 if count <= SHORT_LENGTH else count)
         for longer, shorter in zip(vars(filled).values(), vars(grouped).values()):
             assert torch.equal(longer[:count], shorter)
         assert filled.MAPX[count:].eq(-1).all()
@@ -378,6 +379,10 @@ def test_a_mistake_is_named(wrong, message):
     with pytest.raises(FormatError) as caught:
         kernel_map(**{**call, **wrong})
     assert str(caught.value) == message
+
+
+def test_formats_know_how_long_a_kernel_takes_a_length_for_its_own():
+    assert map_tables.SHORT_LENGTH == SHORT_LENGTH
 
 
 def test_a_group_holds_a_pair():

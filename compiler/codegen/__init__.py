@@ -14,8 +14,8 @@ among them: read it first. The files in the order of their imports:
     loads        positions, factors, masks and addresses
     products     tiles multiplied and summed
     grid         which values of the grid's indices a program takes
-    loops        what it loops over
     stores       sums to the output
+    loops        what a program loops over
     argreduce    `max` and `min`, and where their winners are
     nan_recheck  sums of merged rows that are no number, taken again
     persistent   several rows to a program, one after another in one loop

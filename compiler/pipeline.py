@@ -47,14 +47,12 @@ def evaluate(expr: str, operands: Operands, size: Size = None, check: Callable[.
     if value is not None:
         return value  # type: ignore[no-any-return]
     cold = lambda *_: evaluate_anew(expr, operands, check(expr, operands, size))
-    learns = key is not None and wants_gradient(tensors)
-    # a tracer; or an operand is no tensor or the size no size: `check` refuses them
+    plan, learns = (cache, key, cold, tensors, numbers, varies, pattern), wants_gradient(tensors)
     if key is None or is_compiling() or (learns and not (is_free() and is_sum(expr))):
-        return cold()
-    plan = cache, key, cold, tensors, numbers, varies, pattern
-    if not learns or by_torch(expr, operands, size):
-        return planned(*plan, kind="learns" if learns else "")  # type: ignore[no-any-return]
-    return differentiable(evaluate, expr, operands, size, None, plan)
+        return cold()  # for a tracer; or `check` refuses an operand that is no tensor, or a size
+    if learns and not by_torch(expr, operands, size):
+        return differentiable(evaluate, expr, operands, size, None, plan)
+    return planned(*plan, kind="learns" if learns else "")  # type: ignore[no-any-return]
 
 
 def evaluate_anew(expr: str, operands: Operands, size: Size) -> Tensor:
@@ -80,12 +78,12 @@ def evaluate_anew(expr: str, operands: Operands, size: Size) -> Tensor:
 
 
 def _evaluate_plain(expr: str, tensors: Mapping[str, Tensor], size: Size, fact: Fact | None = None) -> Tensor:
-    values = list(tensors.values())
+    names, values = ",".join(tensors), list(tensors.values())
     if is_transformed():
-        return transformed(_evaluate_plain, expr, ",".join(tensors), size, values, fact)
+        return transformed(_evaluate_plain, expr, names, size, values, fact)
     if wants_gradient(values):
         return differentiable(evaluate, expr, tensors, size, fact)
-    return run_plain(expr, ",".join(tensors), size, values, fact)  # `run`, as a torch operator if a tracer watches
+    return run_plain(expr, names, size, values, fact)  # `run`, as a torch operator if a tracer watches
 
 
 @implement(evaluate)  # as a torch operator, which tracers see instead of all that is below

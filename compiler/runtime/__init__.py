@@ -88,7 +88,7 @@ __all__ = [
     "resolved",
     "segment_lengths",
     "sum_of_copies",
+    "unchecked",
     "warn_damaged",
     "warn_unusable",
-    "unchecked",
 ]

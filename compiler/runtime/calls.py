@@ -26,7 +26,7 @@ def unchecked(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | 
     return size
 
 
-def arguments(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | None) -> tuple[Any, ...]:
+def arguments(expr: object, operands: Mapping[str, Operand], size: Sequence[int] | None) -> tuple[Any, ...]:
     """Return (cache of plans, key of the call, tensors, size), which `replayed` takes, then what `planned` takes more.
 
     That is (whether lengths may vary, pattern). The tensors are the operands in the caller's order, a format's values

@@ -290,3 +290,29 @@ def test_a_warm_compiled_step_replays_launch_plans_alone(name, monkeypatch):
         results.append([x.grad.clone(), *[weight.grad.clone() for weight in layer.parameters()]])
     for first, last in zip(results[0], results[-1]):
         torch.testing.assert_close(last, first, **TOLERANCE[torch.float32])
+
+
+def test_a_compiled_statement_over_tensors_asks_few_functions_of_ours_whether_they_are_the_same():
+    def statement(AM, AV, AK, B):
+        return insum(SUM, AM=AM, AV=AV, AK=AK, B=B, size=(4, 3))
+
+    given = factors()
+    compiled = torch.compile(statement, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(**given), by_torch(**given), **CLOSE)
+    (entry,) = torch._dynamo.eval_frame._debug_get_cache_entry_list(statement.__code__)
+    count = str(entry.guard_manager).count("GuardManager: source=G['__import_insum")
+    assert 0 < count <= 40  # each is asked at every call; the way of formats has about a hundred
+
+
+def test_a_compiled_statement_follows_autocast_inside_of_what_is_compiled():
+    def statement(A, B):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            cast = insum("C[i,j] += A[i,k] * B[k,j]", A=A, B=B)
+        return cast, insum("C[i,j] += A[i,k] * B[k,j]", A=A, B=B)
+
+    A, B = torch.randn(3, 4), torch.randn(4, 2)
+    cast, plain = torch.compile(statement, backend="eager", fullgraph=True)(A, B)
+    assert (cast.dtype, plain.dtype) == (torch.bfloat16, torch.float32)
+    torch.testing.assert_close(plain.double(), A.double() @ B.double(), **TOLERANCE[torch.float32])
+    expected = A.bfloat16().double() @ B.bfloat16().double()
+    torch.testing.assert_close(cast.double(), expected, **TOLERANCE[torch.bfloat16])

@@ -32,6 +32,7 @@ LONG_ROW = 32  # entries, from which on a program that takes a whole row is wait
 # and 512 entries those of 16 were the best on one H200 for cora, of 32 or 64 for graphs of long rows (float32, 256
 # columns).
 LEAST_PIECE, LONGEST_PIECE, WARPS = 8, 64, 2**13
+LONGEST_PACKED = 32  # of several rows: REDDIT-BINARY with 64 columns took 0.138 ms, and 0.148 by pieces of 64
 # Rows of a piece, from which on pieces hold whole short rows: REDDIT-BINARY, of 2.3 entries a row, took 0.501 ms with
 # 256 columns of float32 and 0.150 with 128 of float16, and 0.601 and 0.217 by pieces of single rows; gowalla-bip, of
 # 23, took 0.180 and 0.086, and 0.188 and 0.061.
@@ -119,14 +120,14 @@ def groups_of(positions: Tensor, size: int | None, is_on_gpu: bool) -> tuple[int
     return size, groups[candidates.index(size)]
 
 
-def piece_size(entries: int) -> int:
+def piece_size(entries: int, is_packed: bool = False) -> int:
     """Return how many entries of a row a program takes at most: so many that each of `WARPS` has a piece.
 
-    >>> piece_size(10_000), piece_size(200_000), piece_size(10_000_000)
-    (8, 32, 64)
+    >>> piece_size(10_000), piece_size(200_000), piece_size(10_000_000), piece_size(10_000_000, is_packed=True)
+    (8, 32, 64, 32)
     """
     size = LEAST_PIECE
-    while size < LONGEST_PIECE and size * WARPS < entries:
+    while size < (LONGEST_PACKED if is_packed else LONGEST_PIECE) and size * WARPS < entries:
         size *= 2
     return size
 

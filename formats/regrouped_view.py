@@ -26,11 +26,11 @@ def facts_of(
     if facts is None and rows is not None and may_keep(rows):  # a tracer does without
         # programs walk single entries without padding; groups and blocks of them are what a program takes as they are
         is_single = block_size is None and all(place is None or place.numel() == len(rows) for place in coords)
-        cut = piece_size(len(rows)) if is_single else 0
         others = [place.flatten() for dim, place in enumerate(coords) if dim != group_dim and place is not None]
+        num_rows = block_grid(shape, block_size)[group_dim]
+        is_packed = is_single and packs_rows(len(rows), num_rows)
+        cut = piece_size(len(rows), is_packed) if is_single else 0
         with torch.inference_mode(False):  # what is kept must be good for training too
-            num_rows = block_grid(shape, block_size)[group_dim]
-            is_packed = is_single and packs_rows(len(rows), num_rows)
             facts = row_facts(rows, num_rows, cut, is_packed, others[-1] if cut and others else None)
         if may_keep(facts.pointers, facts.is_shared, facts.rows_to_zero, facts.order):
             cache.facts = facts

@@ -21,6 +21,7 @@ from ..planning import (
     LARGEST_TILE,
     MOST_ENTRIES,
     SHORT,
+    VECTOR_BYTES,
     WARP_ROW,
     Device,
     Schedule,
@@ -231,7 +232,9 @@ class Space:
             return Traits("walk", widest=wide, slices=self.slices)
         if schedule.names("step") and axes[:-1] == schedule.names("step"):
             return Traits("deep", widest=wide)
-        return Traits("plain", FEW_COLUMNS if wide <= FEW_COLUMNS else 0, widest=wide, slices=self.slices)
+        is_piece = schedule.walks_rows and schedule.owner is not None and schedule.owner.is_cut
+        used = self.device.warp_width * VECTOR_BYTES // schedule.bound.dtype.itemsize if is_piece else 0
+        return Traits("plain", FEW_COLUMNS if wide <= FEW_COLUMNS else 0, widest=wide, used=used, slices=self.slices)
 
     @cached_property
     def slices(self) -> tuple[int, ...]:

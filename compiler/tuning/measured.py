@@ -74,7 +74,7 @@ def measured_points(traits: Traits) -> tuple[Point, ...]:
         return tuple(Point(max(elements // wide, 1), wide, 4) for elements, wide in sizes)
     if traits.form == "plain":
         fuller = [Point(height, 0, 4) for each in FULLER if (height := each * 128 // traits.widest) > MOST_HEIGHT]
-        # Pieces of rows of which each thread of a warp loads one vector: with rows of 64, 256 and 1,024 bytes they took
+        # Pieces of rows of which each thread of a warp loads one vector: with rows of 256 and 1,024 bytes they took
         # 1.04 to 1.07 times as long as the best of all on an H200, by the geometric mean over graphs.
         vectors = [Point(max(1, traits.used // traits.widest), 0, 1)] if traits.used else []
         whole = [replace(point, wide=traits.widest) for point in (*vectors, *PLAIN[traits.narrow], *fuller)]

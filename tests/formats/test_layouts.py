@@ -65,7 +65,7 @@ def test_a_matrix_is_laid_out_as_by_torch(shape, group_size, is_distinct, is_sor
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [*SHAPES, (60, 4)])  # the last has short rows, which are groups
 def test_a_list_in_any_order_is_laid_out_as_by_torch(shape, dtype, monkeypatch):
     torch.manual_seed(shape[0])
     coords = entries(shape, min(shape[0] * shape[1], 300), False, False).to(dtype)
@@ -87,7 +87,10 @@ def test_a_list_in_any_order_is_laid_out_as_by_torch(shape, dtype, monkeypatch):
         else:
             assert torch.equal(is_padding, expected.gather.is_padding)
             assert torch.equal(own.gather.source[~is_padding], source[~is_padding])
-        parts = expected.coords[group_dim], shape[group_dim], own.facts.cut
+        if size == 1:  # pieces of rows are found when a product asks for them
+            assert own.facts is None
+            continue
+        parts = expected.coords[group_dim], shape[group_dim]
         make = lambda parts=parts: row_facts(*parts)
         assert_same_facts(own.facts, by_torch(monkeypatch, make))
 
@@ -102,14 +105,13 @@ def assert_same_facts(own, expected):
         assert one.dtype == other.dtype, name
 
 
-@pytest.mark.parametrize("cut", [0, 3])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("num_rows", [1, 37, 250])
-def test_facts_are_those_of_torch(cut, dtype, num_rows, monkeypatch):
-    torch.manual_seed(cut)
+def test_facts_are_those_of_torch(dtype, num_rows, monkeypatch):
+    torch.manual_seed(0)
     for count in (1, 200):
         rows = torch.randint(num_rows, (count,), dtype=dtype).sort().values.to(DEVICE)
-        make = lambda rows=rows: row_facts(rows, num_rows, cut)
+        make = lambda rows=rows: row_facts(rows, num_rows)
         assert_same_facts(make(), by_torch(monkeypatch, make))
 
 

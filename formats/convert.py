@@ -226,7 +226,7 @@ def _keys_by_kernels(coords: Tensor, grid: Sizes, group_dim: int) -> tuple[Tenso
 
 def _has_kernels(coords: Tensor, grid: Sizes) -> bool:
     """Whether kernels take the coordinates of a matrix, whose places and entries they can count."""
-    return len(grid) == 2 and prod(grid) < 2**63 and coords.shape[1] < 2**31 and runs_kernels(coords)
+    return runs_kernels(coords) and len(grid) == 2 and max(*grid, coords.shape[1]) < 2**31
 
 
 def lay_out_rows(coords: Tensor, grid: Sizes, group_dim: int) -> Layout:
@@ -253,7 +253,7 @@ def _keys(coords: Tensor, grid: Sizes, group_dim: int) -> Tensor:
     keys, span = coords[group_dim], grid[group_dim]
     for dim in (dim for dim in range(len(grid)) if dim != group_dim):
         digits, base = coords[dim], grid[dim]
-        if span * base >= 2**63:  # ranks keep the order and are small
+        if span * base > 2**63 - 1:  # not 2**63, which a tracer's tensor is not compared with; ranks are small
             keys, digits = (torch.unique(x, return_inverse=True)[1] for x in (keys, digits))
             span = base = coords.shape[1]
         keys, span = keys * base + digits, span * base

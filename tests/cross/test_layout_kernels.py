@@ -6,13 +6,12 @@ import pytest
 from test_voxel_kernels import built
 
 from insum_ops.formats import layout_kernels as kernels
-from insum_ops.formats.facts import NEAR
 from insum_ops.formats.layouts import BLOCK, SURVEYED
 
 WIDE = ("tally_ptr", "counts_ptr", "source_ptr", "ends_ptr", "to_zero_ptr")
 NUMBERS = (
     *("entries", "stride", "row_count", "column_count", "steps", "size", "width"),
-    *("groups", "cut", "row_steps", "total", "places"),
+    "groups",
 )
 
 
@@ -32,7 +31,7 @@ def test_the_kernels_of_layouts_compile(sm, index):
     assert "atom" in built(kernels.list_keys, sm, {"BLOCK": BLOCK}, types).asm["ptx"]
     built(kernels.survey, sm, {"BLOCK": BLOCK, "SIZES": len(SURVEYED)}, types)
     built(kernels.point, sm, {"BLOCK": BLOCK}, types)
+    built(kernels.spread, sm, {"BLOCK": BLOCK}, types)
     for is_on in (False, True):
         for is_keyed in (False, True):
             built(kernels.place, sm, {"BLOCK": BLOCK, "HAS_ENDS": is_on, "IS_KEYED": is_keyed}, types)
-        built(kernels.spread, sm, {"BLOCK": NEAR, "IS_CUT": is_on}, types)

@@ -306,7 +306,7 @@ def test_a_compiled_statement_over_tensors_asks_few_functions_of_ours_whether_th
 
 def test_a_compiled_statement_follows_autocast_inside_of_what_is_compiled():
     def statement(A, B):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(A.device.type, dtype=torch.bfloat16):
             cast = insum("C[i,j] += A[i,k] * B[k,j]", A=A, B=B)
         return cast, insum("C[i,j] += A[i,k] * B[k,j]", A=A, B=B)
 

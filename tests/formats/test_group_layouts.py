@@ -30,8 +30,6 @@ def by_torch(monkeypatch, make):
 def with_kernels(monkeypatch):
     for module in (convert, facts):
         monkeypatch.setattr(module, "runs_kernels", lambda *_: True)
-    if IS_INTERPRETED:
-        monkeypatch.setattr(facts, "NEAR", 16)  # the interpreter takes seconds to sort 1024
 
 
 def entries(shape, count, is_distinct, is_sorted):

@@ -164,7 +164,7 @@ def _as_operators(expr: str, operands: Mapping[str, Tensor], size: Sequence[int]
 def _plans_of_sum(ctx: Any, saved: tuple[Any, ...], _: Tensor) -> Plans:
     call = ctx.call
     # what torch differentiates is in a graph of its own
-    return PLAIN_CALLS if call.graph is None else None, (call.expr, call.names, ctx.rounds), saved, (), True, ()
+    return PLAIN_CALLS if call.graph is None else None, (call.expr, call.names, ctx.rounds), saved, True, ()
 
 
 def _gradients_of_sum(ctx: Any, wanted: tuple[bool, ...], grad_output: Tensor, *saved: Tensor) -> Any:
@@ -285,7 +285,7 @@ def _gradients(
 def _plans_of_sparse_sum(ctx: Any, saved: tuple[Any, ...], _: Tensor) -> Plans:
     call = ctx.call
     memory = check_pattern(call.form, ctx.pattern, call.name)
-    return memory, format_key(call.expr, call.name, call.dense), saved, (), False, call.form
+    return memory, format_key(call.expr, call.name, call.dense), saved, False, call.form
 
 
 def _gradients_of_sparse_sum(

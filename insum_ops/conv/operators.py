@@ -172,7 +172,7 @@ def _gradients_on(backward: Backward) -> list[Tensor]:
     call = _gradient_call(backward)
     gradients = lambda *_: (None, *_computed_gradients(backward, call)[:2])
     plan_key, tensors = gradients_key((*call.key, None), (False, *backward.wanted)), (*backward[:3], *call.tensors)
-    return _owned(planned(PLANS, plan_key, gradients, tensors, call.sizes, varies=True, owned=None))
+    return _owned(planned(PLANS, plan_key, gradients, tensors, varies=True, owned=None))
 
 
 @torch.library.register_fake("insum_ops::voxel_convolution", lib=voxel_library)

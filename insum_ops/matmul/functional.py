@@ -245,7 +245,7 @@ def _plans(ctx: Any, saved: tuple[Tensor, Tensor, Tensor], _: Tensor) -> Any:
     (listed, slots, B), source = saved, ctx.source
     tensors = (source.slots(listed) if is_grad_enabled() else slots), B  # to be differentiated, of the values as listed
     arranged = source.arranged
-    return arranged.memory, ("trained", ctx.statement), tensors, (), False, arranged.pattern
+    return arranged.memory, ("trained", ctx.statement), tensors, False, arranged.pattern
 
 
 def _gradients(ctx: Any, wanted: tuple[bool, ...], upstream: Tensor, slots: Tensor, B: Tensor) -> Any:

@@ -24,7 +24,9 @@ from problems import APPLICATIONS, GROUP_SPMM, Application, positions, problem, 
 from torch import Tensor
 
 from insum_ops import close_names, identity_cache, lru_cache
+from insum_ops.compiler.binding import power_of_two
 from insum_ops.compiler.codegen import Config, Flags, Kernel, emit
+from insum_ops.compiler.codegen.loops import MEASURED_ENTRIES, MeasuredEntries, entries_at_once
 from insum_ops.compiler.planning.schedule import schedules
 from insum_ops.compiler.tuning import problem as problem_module
 from insum_ops.compiler.tuning.problem import Candidate, Problem, candidates
@@ -407,6 +409,12 @@ def test_half_precision_meets_in_memory_as_it_was_told() -> None:
     narrow, wide = first(spmm()), first(spmm(flags=replace(NO_PADDING, sum_dtype=torch.float32)))
     assert "acc.to(tl.float16)" in narrow
     assert "acc.to(tl.float16)" not in wide
+
+
+@pytest.mark.parametrize("row", MEASURED_ENTRIES, ids=lambda row: f"{row.columns} columns, {row.is_one_piece}")
+def test_as_many_entries_are_loaded_at_once_as_were_measured_to_be_best(row: MeasuredEntries) -> None:
+    each = power_of_two(row.columns) // 32 * row.itemsize
+    assert entries_at_once(each, row.is_one_piece) == min(row.by_count, key=row.by_count.__getitem__)
 
 
 @pytest.mark.parametrize("precision", ["ieee", "tf32", "tf32x3"])

@@ -30,7 +30,7 @@ from ..runtime import PLAIN_CALLS, Owner, keep_learning, owned, planned
 from .direct_apply import direct_apply
 from .gradients import gradient_of, gradients_of, is_sum, joint_gradients, winner_places
 from .in_steps import gradients_in_steps, may_have_steps, steps_for, value_in_steps
-from .legacy_vmap import one_by_one
+from .legacy_vmap import unbatch_gradients
 from .operators import call as call_plain
 from .operators import differentiate, run_plain, run_plain_with_winners
 from .planned_backward import Plans, format_key, planned_backward
@@ -243,7 +243,7 @@ class _Extremum(torch.autograd.Function):
         return owned(result)
 
     @staticmethod
-    @one_by_one
+    @unbatch_gradients
     def backward(ctx: Any, grad_output: Tensor) -> Any:
         evaluate, expr, names, *_ = ctx.call
         won, *saved = ctx.saved_tensors

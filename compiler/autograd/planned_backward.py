@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...formats.torch_state import is_dynamo, is_grad_enabled, is_watched
 from ..runtime import planned, replayed
-from .legacy_vmap import is_batched, one_by_one
+from .legacy_vmap import is_batched, unbatch_gradients
 from .wanted import reached_gradients
 
 __all__ = ["Plans", "format_key", "gradients_key", "planned_backward"]
@@ -49,7 +49,7 @@ def planned_backward(
         finish: `finish(ctx, saved, grads)` returns the gradients as autograd takes them, if a plan can't make them so.
     """
 
-    @one_by_one
+    @unbatch_gradients
     def computed(
         ctx: Any, grad_output: Tensor, saved: tuple[Any, ...], wanted: tuple[bool, ...], call: Plans | None = None
     ) -> Any:

@@ -20,7 +20,6 @@ from ..compiler import (
     followed,
     gradients_of,
     keep_learning,
-    one_by_one,
     outside_modes,
     outside_transforms,
     owned,
@@ -29,6 +28,7 @@ from ..compiler import (
     planned_backward,
     replayed,
     shortened,
+    unbatch_gradients,
 )
 from ..formats import COO, ELL, BlockCOO, BlockGroupCOO, GroupCOO
 from ..formats.convert import block_grid
@@ -463,7 +463,7 @@ class _Sampled(torch.autograd.Function):
         return owned(_sample(form, X, Y))
 
     @staticmethod
-    @one_by_one
+    @unbatch_gradients
     def backward(ctx: Any, upstream: Tensor) -> Any:
         check_pattern(ctx.form, ctx.pattern, "pattern")
         X, Y = ctx.saved_tensors

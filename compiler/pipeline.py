@@ -29,7 +29,7 @@ from .prepared import PreparedStatement, Result, Runner, has_kernels, prepare
 from .routes import fastest_program, fastest_route
 from .row_order import grouped
 from .runtime import arguments, as_memory, as_traced, cast_operands, planned, replayed, unchecked
-from .tuning import choose, known_launcher
+from .tuning import cached_launcher, choose
 
 __all__ = ["evaluate", "runner_of"]
 
@@ -109,7 +109,7 @@ def _kernel(statement: PreparedStatement, variant: Any, tensors: list[Tensor], f
     """Return the fastest kernel's launcher, or the FX graph if none can be built; another route takes `ms`, or 0."""
     try:
         bound, key = statement.bound, statement.kernel_key(variant, fact)
-        launcher = known_launcher(key, bound, fact)
+        launcher = cached_launcher(key, bound, fact)
         if launcher is None and not strategies(bound, statement.fact, is_deterministic()):
             return statement.ordered(variant, run)
         if launcher is None:

@@ -23,7 +23,7 @@ from .format_operators import followed_sparse, implement
 from .functions import differentiable
 from .functorch_rules import transformed
 from .gradients import gradients_of, is_sum
-from .legacy_vmap import one_by_one
+from .legacy_vmap import unbatch_gradients
 from .operators import (
     refuse_transforms,
     replay_first,
@@ -34,7 +34,7 @@ from .operators import (
     traced,
 )
 from .planned_backward import gradients_key, planned_backward
-from .run_gradients import gradients_one_by_one
+from .run_gradients import separate_gradients
 from .torch_gradients import by_torch
 from .wanted import wanted_gradients
 
@@ -46,10 +46,8 @@ __all__ = [
     "followed_sparse",
     "gradients_key",
     "gradients_of",
-    "gradients_one_by_one",
     "implement",
     "is_sum",
-    "one_by_one",
     "planned_backward",
     "refuse_transforms",
     "replay_first",
@@ -57,7 +55,9 @@ __all__ = [
     "run_plain_with_winners",
     "run_several",
     "runs_at_once",
+    "separate_gradients",
     "traced",
     "transformed",
+    "unbatch_gradients",
     "wanted_gradients",
 ]

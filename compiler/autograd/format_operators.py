@@ -219,7 +219,7 @@ def _run_gradients(*arguments: Any) -> list[Tensor]:
     call = _Call(*parts)
     with torch.no_grad():
         if _is_unread(call):
-            return _owned_gradients(_one_by_one(call, grad_output, wanted))
+            return _owned_gradients(_separate_gradients(call, grad_output, wanted))
         form, kind = from_parts(call.parts)
 
         def gradients(grad_output: Tensor, values: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
@@ -318,10 +318,10 @@ def _differentiable_gradients(*arguments: Any) -> list[Tensor]:
             return _run_gradients(*arguments)
         with torch._C._AutoDispatchBelowAutograd():
             return _gradients(*arguments)  # type: ignore[no-any-return]
-    return _one_by_one(call, grad_output, wanted)
+    return _separate_gradients(call, grad_output, wanted)
 
 
-def _one_by_one(call: _Call, grad_output: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
+def _separate_gradients(call: _Call, grad_output: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
     """Return the gradients, each as a statement of its own, which reads no coordinates before it runs."""
     grads = list[Tensor]()
     if wanted[0]:

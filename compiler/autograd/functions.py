@@ -30,7 +30,7 @@ from ..runtime import PLAIN_CALLS, Owner, keep_learning, owned, planned
 from .direct_apply import direct_apply
 from .gradients import gradient_of, gradients_of, is_sum, joint_gradients, winner_places
 from .in_steps import gradients_in_steps, may_have_steps, steps_for, value_in_steps
-from .legacy_vmap import one_by_one
+from .legacy_vmap import unbatch_gradients
 from .operators import call as call_plain
 from .operators import differentiate, run_plain, run_plain_with_winners
 from .planned_backward import Plans, format_key, planned_backward
@@ -164,7 +164,7 @@ def _as_operators(expr: str, operands: Mapping[str, Tensor], size: Sequence[int]
 def _plans_of_sum(ctx: Any, saved: tuple[Any, ...], _: Tensor) -> Plans:
     call = ctx.call
     # what torch differentiates is in a graph of its own
-    return PLAIN_CALLS if call.graph is None else None, (call.expr, call.names, ctx.rounds), saved, (), True, ()
+    return PLAIN_CALLS if call.graph is None else None, (call.expr, call.names, ctx.rounds), saved, True, ()
 
 
 def _gradients_of_sum(ctx: Any, wanted: tuple[bool, ...], grad_output: Tensor, *saved: Tensor) -> Any:
@@ -243,7 +243,7 @@ class _Extremum(torch.autograd.Function):
         return owned(result)
 
     @staticmethod
-    @one_by_one
+    @unbatch_gradients
     def backward(ctx: Any, grad_output: Tensor) -> Any:
         evaluate, expr, names, *_ = ctx.call
         won, *saved = ctx.saved_tensors
@@ -285,7 +285,7 @@ def _gradients(
 def _plans_of_sparse_sum(ctx: Any, saved: tuple[Any, ...], _: Tensor) -> Plans:
     call = ctx.call
     memory = check_pattern(call.form, ctx.pattern, call.name)
-    return memory, format_key(call.expr, call.name, call.dense), saved, (), False, call.form
+    return memory, format_key(call.expr, call.name, call.dense), saved, False, call.form
 
 
 def _gradients_of_sparse_sum(

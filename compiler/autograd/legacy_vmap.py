@@ -16,7 +16,7 @@ from torch._C import _functorch as functorch
 from ...formats.torch_state import is_compiling
 from ..language import UnsupportedError
 
-__all__ = ["is_batched", "one_by_one"]
+__all__ = ["is_batched", "unbatch_gradients"]
 
 MOST_LEVELS = 64  # that torch counts
 
@@ -25,7 +25,7 @@ Backward = Callable[..., Any]
 is_batched = functorch.is_legacy_batchedtensor  # of a tensor: asked in every pass backward
 
 
-def one_by_one(backward: Backward) -> Backward:
+def unbatch_gradients(backward: Backward) -> Backward:
     """Return the `backward` of an autograd.Function so that a batch of gradients calls it once for each of them."""
 
     @wraps(backward)

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from ...formats.torch_state import is_dynamo, is_grad_enabled, is_watched
 from ..runtime import planned, replayed
-from .legacy_vmap import is_batched, one_by_one
+from .legacy_vmap import is_batched, unbatch_gradients
 from .wanted import reached_gradients
 
 __all__ = ["Plans", "format_key", "gradients_key", "planned_backward"]
 
-# (cache or None, key of the call, tensors, numbers, whether lengths may vary, `owned` of `planned`)
-Plans = tuple[dict[Any, Any] | None, object, Sequence[Tensor], tuple[int, ...], bool, Any]
+# (cache or None, key of the call, tensors, whether lengths may vary, `owned` of `planned`)
+Plans = tuple[dict[Any, Any] | None, object, Sequence[Tensor], bool, Any]
 
 
 def gradients_key(call_key: object, wanted: Sequence[bool]) -> tuple[Any, ...]:
@@ -42,24 +42,25 @@ def planned_backward(
     Args:
         plans: `plans(ctx, saved, grad_output)`, which is asked once for each pass, returns what `planned` takes for the
             gradients: the cache, a key of the call, the tensors that are read beside the gradient of the result,
-            numbers, whether lengths may vary, and `owned`. The cache is None where there are to be no plans.
+            whether lengths may vary, and `owned`. The cache is None where there are to be no plans. Sizes on which the
+            gradients depend are those of these tensors and of the result's gradient.
         gradients: `gradients(ctx, wanted, grad_output, *tensors)` returns a gradient or None for each argument of the
             function. It may be recorded, and where gradients are differentiated in turn it runs as it is.
         finish: `finish(ctx, saved, grads)` returns the gradients as autograd takes them, if a plan can't make them so.
     """
 
-    @one_by_one
+    @unbatch_gradients
     def computed(
         ctx: Any, grad_output: Tensor, saved: tuple[Any, ...], wanted: tuple[bool, ...], call: Plans | None = None
     ) -> Any:
         """Return the gradients where they have no plan."""
-        cache, key, tensors, numbers, varies, owned = plans(ctx, saved, grad_output) if call is None else call
+        cache, key, tensors, varies, owned = plans(ctx, saved, grad_output) if call is None else call
         run = partial(gradients, ctx, wanted)
         if is_watched() or is_grad_enabled() or cache is None:  # last: a tracer would read the whole cache
             grads = run(grad_output, *tensors)
         else:
             plan_key = gradients_key(key, wanted)
-            grads = planned(cache, plan_key, run, (grad_output, *tensors), numbers, varies, owned)
+            grads = planned(cache, plan_key, run, (grad_output, *tensors), varies=varies, owned=owned)
         return grads if finish is None else finish(ctx, saved, grads)
 
     def backward(ctx: Any, grad_output: Tensor) -> Any:
@@ -67,10 +68,10 @@ def planned_backward(
         if is_dynamo() or is_batched(grad_output):
             return computed(ctx, grad_output, saved, wanted)
         wanted = reached_gradients(ctx, wanted)
-        call = cache, key, tensors, numbers, _, _ = plans(ctx, saved, grad_output)
+        call = cache, key, tensors, _, _ = plans(ctx, saved, grad_output)
         if cache is not None:
             # the key is `gradients_key`'s, written out: every step comes here
-            grads = replayed(cache, ("gradients", key, wanted), (grad_output, *tensors), numbers)
+            grads = replayed(cache, ("gradients", key, wanted), (grad_output, *tensors))
             if grads is not None:
                 return grads if finish is None else finish(ctx, saved, grads)
         return computed(ctx, grad_output, saved, wanted, call)

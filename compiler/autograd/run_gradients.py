@@ -20,7 +20,7 @@ from .gradients import gradient_of, is_read, joint_gradients
 from .operators import call as call_plain
 from .operators import library, refuse_transforms, replay_first, runs_at_once
 
-__all__ = ["gradients_one_by_one", "implement_gradients", "traced_gradients"]
+__all__ = ["implement_gradients", "separate_gradients", "traced_gradients"]
 
 # `tensors` are the output's gradient, then those called `names`; `wanted` names those that have one, commas between
 library.define(
@@ -85,7 +85,7 @@ def _run(expr: str, names: str, wanted: str, tensors: list[Tensor]) -> list[Tens
         return _owned(planned(PLAIN_CALLS, _key(expr, names, wanted), gradients, tensors, varies=True))
 
 
-def gradients_one_by_one(expr: str, names: str, wanted: str, tensors: Sequence[Tensor]) -> list[Tensor]:
+def separate_gradients(expr: str, names: str, wanted: str, tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the gradients, each as an operator of its own."""
     grad_output, *values = tensors
     operands = dict(zip(names.split(","), values))
@@ -99,7 +99,7 @@ def gradients_one_by_one(expr: str, names: str, wanted: str, tensors: Sequence[T
 def _differentiable(expr: str, names: str, wanted: str, tensors: list[Tensor]) -> list[Tensor]:
     """The gradients for autograd: where theirs are wanted in turn, each is a statement of its own."""
     if refuse_transforms(expr, tensors):
-        return gradients_one_by_one(expr, names, wanted, tensors)
+        return separate_gradients(expr, names, wanted, tensors)
     if runs_at_once(tensors):
         return _run(expr, names, wanted, tensors)
     with torch._C._AutoDispatchBelowAutograd():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 from ..binding import power_of_two
 from ..language import Access
@@ -15,8 +16,11 @@ from .spec import KernelSpec
 from .stores import begin_row
 
 __all__ = [
+    "MEASURED_ENTRIES",
+    "MeasuredEntries",
     "define_single_steps",
     "define_step",
+    "entries_at_once",
     "inner_turns",
     "innermost",
     "is_fused",
@@ -27,17 +31,30 @@ __all__ = [
 
 BAKED_LOOP = 256  # a serial loop up to this long has its bound in the source; longer ones take it as an argument
 KNOWN_DIVISOR = 16  # the one that Triton knows of a stride
-UNROLLED = (
-    16  # an innermost loop of max or min up to this long is unrolled: ptxas for sm_90 left it rolled with winners
-)
+# an innermost loop of max or min up to this long is unrolled: ptxas for sm_90 left it rolled with winners
+UNROLLED = 16
 
-# Bytes of each factor that a thread has on their way, of several entries of a row, and how many entries those are at
-# most: of 43 columns of float32 a row took 0.050 ms by eight entries and 0.056 by four, of 125 0.042 and 0.033, of 104
-# in half precision 0.047 and 0.053 (715,119, 341,303 and 584,984 entries, one H200).
-LOADED_BYTES, MOST_ENTRIES = 64, 8
-# The same of one packed piece, whose few entries would otherwise be several turns: REDDIT-BINARY with 256 columns of
-# float32 took 0.453 ms by eight entries, 0.502 by four and 0.505 by two, DD 0.219, 0.226 and 0.229.
-LOADED_OF_A_PIECE = 256
+
+class MeasuredEntries(NamedTuple):
+    """Milliseconds of a product over the entries of rows, by how many entries a program loads at once."""
+
+    columns: int
+    itemsize: int
+    is_one_piece: bool  # whether a program takes one packed piece, of several short rows
+    by_count: Mapping[int, float]
+
+
+# One H200 (torch 2.11, triton 3.6): 715,119, 341,303 and 584,984 entries, then REDDIT-BINARY and DD.
+MEASURED_ENTRIES = (
+    MeasuredEntries(43, 4, False, {8: 0.050, 4: 0.056}),
+    MeasuredEntries(125, 4, False, {8: 0.042, 4: 0.033}),
+    MeasuredEntries(104, 2, False, {8: 0.047, 4: 0.053}),
+    MeasuredEntries(256, 4, True, {8: 0.453, 4: 0.502, 2: 0.505}),
+    MeasuredEntries(256, 4, True, {8: 0.219, 4: 0.226, 2: 0.229}),
+)
+# Bytes of each factor that a thread has on their way, and entries that these are of at most; fitted to the above. The
+# few entries of a packed piece would otherwise take several turns.
+LOADED_BYTES, LOADED_BYTES_OF_A_PIECE, MOST_AT_ONCE = 64, 256, 8
 
 Segment = Callable[[Scope], tuple[Value, Value]]  # writes where the groups to be summed begin and end
 
@@ -178,9 +195,16 @@ def _entries_at_once(spec: KernelSpec) -> int:
         return 1
     elements = math.prod(spec.block(axis) for axis in spec.result_axes)
     each = max(1, elements // (32 * spec.config.num_warps)) * spec.bound.dtype.itemsize
-    owner = spec.owner
-    is_one_piece = owner.is_packed and spec.block(owner.row) == 1
-    return max(1, min(MOST_ENTRIES, (LOADED_OF_A_PIECE if is_one_piece else LOADED_BYTES) // each))
+    return entries_at_once(each, spec.owner.is_packed and spec.block(spec.owner.row) == 1)
+
+
+def entries_at_once(each: int, is_one_piece: bool) -> int:
+    """Return how many entries of a row are loaded at once, of each of which a thread takes so many bytes.
+
+    >>> entries_at_once(16, is_one_piece=False), entries_at_once(16, is_one_piece=True)
+    (4, 8)
+    """
+    return max(1, min(MOST_AT_ONCE, (LOADED_BYTES_OF_A_PIECE if is_one_piece else LOADED_BYTES) // each))
 
 
 def _open_entries(scope: Scope) -> Iterator[Scope]:

@@ -57,6 +57,16 @@ class Device:
     tensor_cores: tuple[tuple[torch.dtype, str], ...]  # the instruction by the type it multiplies
     warp_width: int = 32  # threads
     sector_bytes: int = 32  # that memory hands out for one element of them
+    threads: int = 2048  # that a multiprocessor runs at once
+    programs: int = 32  # that it runs at once, however short they are
+    thread_registers: int = 255  # that one thread may have
+    # Estimates, of which the ranks of measured times are all that was compared (`python -m bench rank`), on one H200.
+    latency: float = 0.7e-6  # seconds from a load to its number
+    busy_latency: float = 1.0e-6  # the same when all of memory's bandwidth is used
+    read_rate: float = 64 * 1.7e9  # bytes per second that one multiprocessor may read: 64 in a clock
+    start_rate: float = 1.6e9  # programs per second that begin: see `MOVED_ROWS` of compiler/tuning/measured.py
+    # Seconds of an addition at a line of memory: 5.6 million numbers into 773 places took an H200 0.617 ms.
+    line_addition: float = 2.6e-9
     # Seconds of the device between two launches of a stream; estimated, not measured. A memset that takes no longer
     # than this is worth less than the launches that would save it.
     launch_gap: float = 1.75e-6
@@ -106,6 +116,17 @@ class Device:
         """
         return self.multiprocessors * self.tensor_flops * 2 / itemsize
 
+    def resident(self, threads: int, registers: float, shared: int = 0) -> int:
+        """Return how many programs a multiprocessor runs at once, at least one.
+
+        Each has so many threads with so many registers each, and so many bytes of shared memory.
+
+        >>> H200.resident(128, 40), H200.resident(128, 128), H200.resident(128, 128, 100 * KIB)
+        (12, 4, 2)
+        """
+        room = self.shared_per_multiprocessor // shared if shared else self.programs
+        return max(1, int(min(self.programs, self.threads // threads, self.registers // (threads * registers), room)))
+
     def host_milliseconds(self, operations: int) -> float:
         """Return how long a call of so many operations keeps the host busy; tiny problems wait for that."""
         return self.host_call + self.host_launch * operations
@@ -132,69 +153,106 @@ def _tensor_cores(instruction: str, *others: tuple[torch.dtype, str]) -> tuple[t
 # L2 of all eight dies.
 WIDE_MMA = (torch.float64, "mma")
 A100 = Device(
-    "NVIDIA A100",
-    "sm_80",
-    108,
-    163 * KIB,
-    164 * KIB,
-    65536,
-    40 * MIB,
-    2.0e12,
-    2.9e12,
-    0.18e12,
-    _tensor_cores("mma", WIDE_MMA),
+    name="NVIDIA A100",
+    architecture="sm_80",
+    multiprocessors=108,
+    shared_per_block=163 * KIB,
+    shared_per_multiprocessor=164 * KIB,
+    registers=65536,
+    l2_bytes=40 * MIB,
+    bandwidth=2.0e12,
+    tensor_flops=2.9e12,
+    vector_flops=0.18e12,
+    tensor_cores=_tensor_cores("mma", WIDE_MMA),
 )
 A10 = Device(
-    "NVIDIA A10", "sm_86", 72, 99 * KIB, 100 * KIB, 65536, 6 * MIB, 0.6e12, 1.7e12, 0.43e12, _tensor_cores("mma")
+    name="NVIDIA A10",
+    architecture="sm_86",
+    multiprocessors=72,
+    shared_per_block=99 * KIB,
+    shared_per_multiprocessor=100 * KIB,
+    registers=65536,
+    l2_bytes=6 * MIB,
+    bandwidth=0.6e12,
+    tensor_flops=1.7e12,
+    vector_flops=0.43e12,
+    tensor_cores=_tensor_cores("mma"),
+    threads=1536,
+    programs=16,
 )
 L40S = Device(
-    "NVIDIA L40S", "sm_89", 142, 99 * KIB, 100 * KIB, 65536, 96 * MIB, 0.86e12, 2.5e12, 0.64e12, _tensor_cores("mma")
+    name="NVIDIA L40S",
+    architecture="sm_89",
+    multiprocessors=142,
+    shared_per_block=99 * KIB,
+    shared_per_multiprocessor=100 * KIB,
+    registers=65536,
+    l2_bytes=96 * MIB,
+    bandwidth=0.86e12,
+    tensor_flops=2.5e12,
+    vector_flops=0.64e12,
+    tensor_cores=_tensor_cores("mma"),
+    threads=1536,
+    programs=24,
 )
 H200 = Device(
-    "NVIDIA H200",
-    "sm_90",
-    132,
-    227 * KIB,
-    228 * KIB,
-    65536,
-    50 * MIB,
-    4.8e12,
-    7.5e12,
-    0.508e12,
-    _tensor_cores("wgmma", WIDE_MMA),
+    name="NVIDIA H200",
+    architecture="sm_90",
+    multiprocessors=132,
+    shared_per_block=227 * KIB,
+    shared_per_multiprocessor=228 * KIB,
+    registers=65536,
+    l2_bytes=50 * MIB,
+    bandwidth=4.8e12,
+    tensor_flops=7.5e12,
+    vector_flops=0.508e12,
+    tensor_cores=_tensor_cores("wgmma", WIDE_MMA),
 )
 H100 = replace(H200, name="NVIDIA H100", bandwidth=3.35e12)
 B200 = Device(
-    "NVIDIA B200",
-    "sm_100",
-    148,
-    227 * KIB,
-    228 * KIB,
-    65536,
-    126 * MIB,
-    8.0e12,
-    15e12,
-    0.54e12,
-    _tensor_cores("tcgen05", WIDE_MMA),
+    name="NVIDIA B200",
+    architecture="sm_100",
+    multiprocessors=148,
+    shared_per_block=227 * KIB,
+    shared_per_multiprocessor=228 * KIB,
+    registers=65536,
+    l2_bytes=126 * MIB,
+    bandwidth=8.0e12,
+    tensor_flops=15e12,
+    vector_flops=0.54e12,
+    tensor_cores=_tensor_cores("tcgen05", WIDE_MMA),
 )
 MI300X = Device(
-    "AMD Instinct MI300X",
-    "gfx942",
-    304,
-    64 * KIB,
-    64 * KIB,
-    131072,
-    32 * MIB,
-    5.3e12,
-    4.3e12,
-    0.54e12,
-    _tensor_cores("mfma", (torch.float64, "mfma")),
+    name="AMD Instinct MI300X",
+    architecture="gfx942",
+    multiprocessors=304,
+    shared_per_block=64 * KIB,
+    shared_per_multiprocessor=64 * KIB,
+    registers=131072,
+    l2_bytes=32 * MIB,
+    bandwidth=5.3e12,
+    tensor_flops=4.3e12,
+    vector_flops=0.54e12,
+    tensor_cores=_tensor_cores("mfma", (torch.float64, "mfma")),
     warp_width=64,
     sector_bytes=64,
+    thread_registers=512,
 )
 # Turing, the oldest that Triton compiles for, has tensor cores for float16 alone
 T4 = Device(
-    "NVIDIA T4", "sm_75", 40, 64 * KIB, 64 * KIB, 65536, 4 * MIB, 0.32e12, 1.6e12, 0.2e12, ((torch.float16, "mma"),)
+    name="NVIDIA T4",
+    architecture="sm_75",
+    multiprocessors=40,
+    shared_per_block=64 * KIB,
+    shared_per_multiprocessor=64 * KIB,
+    registers=65536,
+    l2_bytes=4 * MIB,
+    bandwidth=0.32e12,
+    tensor_flops=1.6e12,
+    vector_flops=0.2e12,
+    tensor_cores=((torch.float16, "mma"),),
+    threads=1024,
+    programs=16,
 )
 DEVICES = {device.architecture: device for device in (T4, A100, A10, L40S, H200, B200, MI300X)}
 DEFAULT = H200  # what plans without a GPU are for: golden kernels, the interpreter
@@ -250,6 +308,7 @@ def from_properties(properties: Any) -> Device:
         l2_bytes=max(read("L2_cache_size", 0), nearest.l2_bytes if nearest is MI300X else 0) or nearest.l2_bytes,
         bandwidth=_bandwidth(properties) or nearest.bandwidth,
         warp_width=read("warp_size", nearest.warp_width),
+        threads=read("max_threads_per_multi_processor", nearest.threads),
     )
 
 

@@ -18,7 +18,7 @@ A file imports only from those above it.
     joint         the same of several statements in one kernel
 """
 
-from .autotune import Timing, choose, fastest, host_milliseconds, known_launcher, recall, refusals, tune
+from .autotune import Timing, cached_launcher, choose, fastest, host_milliseconds, recall, refusals, tune
 from .cost import NEAR, floor_milliseconds, predicted_milliseconds
 from .joint import JointProblem, joint_problem
 from .problem import Candidate, Problem, candidates, choice_key, device_name, digest, generator_version, is_uneven
@@ -38,6 +38,7 @@ __all__ = [
     "Search",
     "Timing",
     "Tuned",
+    "cached_launcher",
     "candidates",
     "choice_key",
     "choose",
@@ -52,7 +53,6 @@ __all__ = [
     "import_tuned",
     "is_uneven",
     "joint_problem",
-    "known_launcher",
     "next_batch",
     "predicted_milliseconds",
     "recall",

@@ -30,10 +30,10 @@ from .tuning_cache import Entry, Key, TuningCache
 __all__ = [
     "BUILDERS",
     "Timing",
+    "cached_launcher",
     "choose",
     "fastest",
     "host_milliseconds",
-    "known_launcher",
     "recall",
     "refusals",
     "tune",
@@ -85,7 +85,7 @@ def _cache(folder: str) -> TuningCache:
     return TuningCache()
 
 
-def known_launcher(key: object, bound: Bound, fact: Fact | None) -> Launcher | None:
+def cached_launcher(key: object, bound: Bound, fact: Fact | None) -> Launcher | None:
     """Return the launcher that `choose` was given this key for, for these lengths; None if there is none yet."""
     kept = _launchers.get(key)
     return None if kept is None else resize(kept, bound, fact)
@@ -96,7 +96,7 @@ def choose(
 ) -> Launcher:
     """Return the fastest launcher of a problem: cached, recalled from disk, or timed now if that is allowed.
 
-    Afterwards `known_launcher` finds it by `key`. `goal` is how many milliseconds the device takes to evaluate the
+    Afterwards `cached_launcher` finds it by `key`. `goal` is how many milliseconds the device takes to evaluate the
     statement without a kernel; 0: nothing else evaluates it. Raises UnsupportedError if no candidate can be built.
     """
     cached = _launchers.get(problem.signature)

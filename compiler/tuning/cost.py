@@ -29,15 +29,12 @@ NEAR = 0.85  # of the floor: a route that comes so near leaves nothing worth bui
 REACHED = 0.9  # of a device's bandwidth: what a copy reaches (`make bench CASES=bench/cases/test_roof.py`)
 # Estimates, of which the ranks of measured times are all that was compared (`python -m bench rank`).
 L2_SPEED = 1.5  # times the bandwidth of memory
-WAIT = 0.7e-6  # seconds from a load to its number
 OVERLAP = 0.3  # of what is not the longest part, and still not hidden behind it
 REGISTERS = 40  # of a thread, for addresses and positions
 # Registers for each element of a tile that a thread loads: its number, its address and its mask. Rows that begin
 # between sectors are loaded number by number. Of 233 kernels of the suite at odd sizes all 92 that spill are found so.
 LOADED = {"dot": 1.4, "exact dot": 2.5, "plain": 3.5}
 VECTORS = 0.3  # of that, where rows begin at sectors and a thread loads several numbers at once
-MOST_REGISTERS = 255
-STARTED = 1.6e9  # programs in a second, of one device: see `MOVED_ROWS` of `measured`
 SPILLED = 2.0  # times longer, about: what spills is not even timed if something else does not
 ADDRESSING = 4  # operations for an element that is loaded, beside its product
 # Instructions of what moves data: for a row of a tile in each of its warps, for an element of it, and for an element of
@@ -47,9 +44,7 @@ MOVED, TURNED = 1.5, 3.0  # registers for an element of such a row, and of one w
 UNALIGNED = 0.25  # more bytes, as it were, where a row is written that begins between sectors
 AT_ONCE = 16  # neighbours of a run that are loaded together
 ADDITION = 2.0  # times a store: what an addition in memory takes
-# Seconds of an addition at a line of memory: 5.6 million numbers into 773 places took an H200 0.617 ms.
-LINE_BYTES, AT_A_LINE = 128, 2.6e-9
-MOST_PROGRAMS, MOST_THREADS = 32, 2048  # of a multiprocessor
+LINE_BYTES = 128
 
 
 def floor_milliseconds(
@@ -296,17 +291,15 @@ class Cost:
         sectors = self.sectors(schedule.output, self.strides[""], bound.dtype.itemsize)
         additions = self.programs * self.in_turn * self.additions * sectors
         lines = max(1.0, prod(bound.size) * bound.compute_dtype.itemsize / LINE_BYTES)
-        return additions / (lines * self.config.copies) * AT_A_LINE
+        return additions / (lines * self.config.copies) * self.device.line_addition
 
     @cached_property
-    def resident(self) -> float:
+    def resident(self) -> int:
         """Programs that a multiprocessor holds at once."""
         device, threads = self.device, self.config.num_warps * self.device.warp_width
         sums = self.held if self.schedule.tables else accumulators(self.config, self.schedule, device)
-        registers = threads * (REGISTERS + sums)
         shared = shared_bytes(self.schedule, self.config, device, self.precision) if self.schedule.uses_dot else 0
-        room = device.shared_per_multiprocessor // shared if shared else MOST_PROGRAMS
-        return max(1.0, min(MOST_PROGRAMS, MOST_THREADS // threads, device.registers // registers, room))
+        return device.resident(threads, REGISTERS + sums, shared)
 
     @cached_property
     def kind(self) -> str:
@@ -323,7 +316,8 @@ class Cost:
         schedule, threads = self.schedule, self.config.num_warps * self.device.warp_width
         if schedule.form == "rows" and not schedule.names("step"):
             is_turned = self.config.is_aligned and self.reach > self.blocks[schedule.axes[-1]]
-            return REGISTERS + self.elements * self.tiles * (TURNED if is_turned else MOVED) > MOST_REGISTERS
+            moved = self.elements * self.tiles * (TURNED if is_turned else MOVED)
+            return REGISTERS + moved > self.device.thread_registers
         total = REGISTERS + accumulators(self.config, schedule, self.device)
         for factor in schedule.factors:
             if isinstance(factor, Access) and factor.name in self.strides:
@@ -332,7 +326,7 @@ class Cost:
                 total += elements * LOADED[self.kind] * (VECTORS if is_whole else 1)
         for node in computed_operands(schedule):
             total += prod(self.blocks[axis] for axis in node.axes) / threads
-        return total > MOST_REGISTERS
+        return total > self.device.thread_registers
 
     def is_aligned(self, access: Access) -> bool:
         """Return whether rows of a tensor begin at sectors."""
@@ -425,11 +419,11 @@ class Cost:
         busiest = ceil(programs / device.multiprocessors)  # programs of one multiprocessor
         work = busiest * self.turns * self.operations
         stages = max(1, config.num_stages - 1) if self.schedule.uses_dot else 1
-        waiting = waves * (self.turns * WAIT / stages + WAIT)
+        waiting = waves * device.latency * (self.turns / stages + 1)
         moved = max(
             (self.distinct + self.cut) / device.bandwidth, (self.loaded + self.stored) / (L2_SPEED * device.bandwidth)
         )
-        moved = max(moved, self.crowding, programs / STARTED)
+        moved = max(moved, self.crowding, programs / device.start_rate)
         moved *= max(1.0, device.multiprocessors / programs)  # few programs do not fill the bus
         parts = sorted((work, waiting, moved))
         longest = (parts[2] + OVERLAP * (parts[0] + parts[1])) * (SPILLED if self.spills else 1)
@@ -490,7 +484,7 @@ class JointCost(Cost):
     def spills(self) -> bool:
         """Whether a thread would need more registers than there are."""
         needed = REGISTERS + self.held if self.schedule.tables else 0
-        return needed > MOST_REGISTERS or any(part.spills for part in self.parts)
+        return needed > self.device.thread_registers or any(part.spills for part in self.parts)
 
     @property
     def prepared(self) -> int:

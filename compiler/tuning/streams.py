@@ -20,14 +20,11 @@ from ..planning import Device, Schedule, is_varying
 
 __all__ = ["stream_seconds", "streams"]
 
-LATENCY = 1.0e-6  # seconds of a load under way, when all of memory's bandwidth is used
 # Elements of a tile along memory: of results, each of which costs a store or an addition, and of summands.
 LEAST_ALONG, MOST_RESULTS, MOST_SUMMANDS = 16, 256, 8192
 WARPS = (4, 2, 8, 1, 16)
 EACH = (16, 8, 32, 4)  # elements of a tile to a thread: loads on their way, and sums in registers
 SPARE_REGISTERS = 40  # of a thread, beside a tile's elements and their addresses
-THREADS, PROGRAMS = 2048, 32  # of a multiprocessor at once
-OF_A_MULTIPROCESSOR = 64 * 1.7e9  # bytes that one may read in a second: 64 in a clock
 SHARES = (1, 2, 4, 8)  # programs of a shared sum, for each multiprocessor
 WIDTHS, LISTED, LISTED_SHARED = 4, 6, 4
 FAR_BETTER = 4.0
@@ -128,12 +125,12 @@ class Stream:
         extents, processors = schedule.extents, device.multiprocessors
         threads = config.num_warps * device.warp_width
         each = prod(blocks.values()) / threads
-        at_once = min(THREADS // threads, device.registers // int(threads * (2 * each + SPARE_REGISTERS)), PROGRAMS)
+        at_once = device.resident(threads, 2 * each + SPARE_REGISTERS)
         programs = self.programs(blocks) * config.parts
-        running = min(programs, max(at_once, 1) * processors)
+        running = min(programs, at_once * processors)
         useful = prod(extents[name] / (-(-extents[name] // block) * block) for name, block in config.blocks)
         flight = running * prod(blocks.values()) * useful * self.itemsize
-        rate = min(device.bandwidth, flight / LATENCY, min(programs, processors) * OF_A_MULTIPROCESSOR)
+        rate = min(device.bandwidth, flight / device.busy_latency, min(programs, processors) * device.read_rate)
         names = schedule.names("grid", "tile", "loop", "step")
         total = prod(extents[name] for name in names) * self.itemsize
         row = blocks[schedule.along] * self.itemsize

@@ -17,7 +17,7 @@ from ..torch_state import is_capturing, is_exporting, is_followed
 from . import map_tables
 from .geometry import Geometry, per_axis
 from .grid import VoxelGrid
-from .map_parts import Key, MapParts, described, keep, know_copy, known_map, known_start, original_of
+from .map_parts import Key, MapParts, cached_map, cached_start, described, keep, know_copy, original_of
 from .map_tables import GroupedMap, Tables, TiledMap
 from .sort import reached_voxels
 
@@ -498,7 +498,7 @@ def map_of(source: Tensor, target: Tensor, text: str, sizes: Sizes) -> KernelMap
         FormatError: a voxel of the source is given twice or lies outside the grid, or the target is not what the source
             leads to.
     """
-    kernel_map = known_map(source, target, (text, sizes))
+    kernel_map = cached_map(source, target, (text, sizes))
     if kernel_map is not None:
         return kernel_map
     originals = original_of(source), original_of(target)
@@ -533,7 +533,7 @@ def reached_by(source: Tensor, text: str, sizes: Sizes) -> Tensor:
 
 def _start_of(source: Tensor, text: str, sizes: Sizes) -> KernelMap:
     """Return the map of a convolution that starts from voxels, which holds neither them nor what it is known by."""
-    kernel_map = known_start(source, (text, sizes))
+    kernel_map = cached_start(source, (text, sizes))
     if kernel_map is not None:
         return kernel_map
     kind, geometry, grid, out_grid = _described(text, sizes)

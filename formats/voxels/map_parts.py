@@ -1,4 +1,4 @@
-"""A kernel map as voxels, text and sizes, which is how a torch operator takes it, and the maps that are known."""
+"""A kernel map as voxels, text and sizes, which is how a torch operator takes it, and the maps that are cached."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .grid import VoxelGrid
 if TYPE_CHECKING:
     from .kernel_map import KernelMap
 
-__all__ = ["Key", "MapParts", "described", "keep", "know_copy", "known_map", "known_start", "original_of"]
+__all__ = ["Key", "MapParts", "cached_map", "cached_start", "described", "keep", "know_copy", "original_of"]
 
 Sizes = tuple[int, ...]
 Key = tuple[str, Sizes]  # `MapParts.geometry` and `MapParts.sizes`
@@ -109,7 +109,7 @@ class _Watch:
         return self.copy is not None and torch.equal(self.copy, voxels)
 
 
-class _Known(NamedTuple):
+class _CachedMap(NamedTuple):
     """A map, with the voxels that it starts from and what tells whether they, and those it leads to, have changed."""
 
     source: ref[Tensor]
@@ -123,8 +123,8 @@ class _Known(NamedTuple):
 
 
 # by the voxels that maps lead to, and by those that they start from; a map that is held here holds neither
-_by_target: ByIdentity[dict[Key, _Known]] = ByIdentity()
-_by_source: ByIdentity[dict[Key, _Known]] = ByIdentity()
+_by_target: ByIdentity[dict[Key, _CachedMap]] = ByIdentity()
+_by_source: ByIdentity[dict[Key, _CachedMap]] = ByIdentity()
 # by a copy that an operator has returned: whether it is unchanged, and the voxels that a map holds
 _originals: ByIdentity[tuple[_Watch, Tensor]] = ByIdentity()
 
@@ -136,26 +136,26 @@ def know_copy(voxels: Tensor, original: Tensor) -> None:
 
 def original_of(voxels: Tensor) -> Tensor:
     """Return what these voxels are an unchanged copy of, or themselves."""
-    found = _originals.get(voxels)
-    return found[1] if found is not None and found[0].holds_for(voxels) else voxels
+    copied = _originals.get(voxels)
+    return copied[1] if copied is not None and copied[0].holds_for(voxels) else voxels
 
 
-def known_map(source: Tensor, target: Tensor, key: Key) -> KernelMap | None:
+def cached_map(source: Tensor, target: Tensor, key: Key) -> KernelMap | None:
     """Return the map between two sets of voxels, or between what they copy, if it was made before.
 
     None if they have changed since.
     """
-    known = (_by_target.get(target) or {}).get(key)
-    if known is not None:
-        return known.of(source, target)
+    cached = (_by_target.get(target) or {}).get(key)
+    if cached is not None:
+        return cached.of(source, target)
     originals = original_of(source), original_of(target)
-    return None if originals[0] is source and originals[1] is target else known_map(*originals, key)
+    return None if originals[0] is source and originals[1] is target else cached_map(*originals, key)
 
 
-def known_start(source: Tensor, key: Key) -> KernelMap | None:
+def cached_start(source: Tensor, key: Key) -> KernelMap | None:
     """Return a map that starts from voxels, wherever it leads to, if it was made before and they are unchanged."""
-    known = (_by_source.get(source) or {}).get(key)
-    return None if known is None else known.of(source, source)
+    cached = (_by_source.get(source) or {}).get(key)
+    return None if cached is None else cached.of(source, source)
 
 
 def keep(key: Key, kernel_map: KernelMap, source: Tensor, target: Tensor) -> None:
@@ -165,14 +165,14 @@ def keep(key: Key, kernel_map: KernelMap, source: Tensor, target: Tensor) -> Non
     >>> from insum_ops.formats import kernel_map
     >>> voxels = torch.tensor([[0, 4], [0, 5]])
     >>> line = kernel_map(voxels, [6], batch_size=1, kernel_size=3)
-    >>> known_map(voxels, voxels, ("subm;3;1;1;1", (1, 6, 6))) is line
+    >>> cached_map(voxels, voxels, ("subm;3;1;1;1", (1, 6, 6))) is line
     True
     """
     holds_them = kernel_map.indices is source or kernel_map.out_indices is target
-    found: Any = ref(kernel_map) if holds_them else lambda: kernel_map
+    reference: Any = ref(kernel_map) if holds_them else lambda: kernel_map
     watch = _Watch(source)
-    known = _Known(ref(source), (watch, watch if target is source else _Watch(target)), found)
+    cached = _CachedMap(ref(source), (watch, watch if target is source else _Watch(target)), reference)
     # other dictionaries: threads may be reading these
-    _by_target.keep(target, {**(_by_target.get(target) or {}), key: known})
+    _by_target.keep(target, {**(_by_target.get(target) or {}), key: cached})
     if target is not source:
-        _by_source.keep(source, {**(_by_source.get(source) or {}), key: known})
+        _by_source.keep(source, {**(_by_source.get(source) or {}), key: cached})

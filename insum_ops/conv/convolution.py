@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from math import prod, sqrt
 from types import FunctionType
@@ -21,7 +21,7 @@ from ..not_scripted import NotScripted
 from .functional import convolve
 from .tensor import Layout, SparseConvTensor, Voxels
 
-__all__ = ["Size", "SparseConvolution", "SparseModule", "check_input", "check_kind", "name_constructors"]
+__all__ = ["Size", "SparseConvolution", "SparseModule", "check_input", "check_kind", "complete_classes"]
 
 Size = int | Sequence[int]
 NOT_OURS = "max_num_voxels_during_training"  # a buffer that spconv's layers may carry
@@ -47,15 +47,23 @@ class SparseModule(NotScripted, nn.Module):
     """
 
 
-def name_constructors(layers: Iterable[type]) -> None:
-    """Give each class a constructor of its own: Python's message on a missing argument names the class it is of."""
-    for layer in layers:
+def complete_classes(layers: Mapping[str, type]) -> None:
+    """Give each layer a constructor of its own, and what its docstring leaves to that of the layer over three axes.
+
+    Python's message on a missing argument names the class of the constructor. A docstring without `Args:` gets the
+    arguments and errors of the layer over three axes before its example.
+    """
+    for name, layer in layers.items():
         shared = layer.__init__  # type: ignore[misc]
         code, names = shared.__code__, shared.__globals__
         constructor = FunctionType(code, names, "__init__", shared.__defaults__, shared.__closure__)
         constructor.__annotations__, constructor.__doc__ = shared.__annotations__, shared.__doc__
-        constructor.__module__, constructor.__qualname__ = layer.__module__, f"{layer.__name__}.__init__"
+        constructor.__module__, constructor.__qualname__ = layer.__module__, f"{name}.__init__"
         layer.__init__ = constructor  # type: ignore[misc]
+        text, model = layer.__doc__, layers[f"{name[:-2]}3d"].__doc__
+        if text and model and "Args:" not in text:  # none of them has a docstring under `python -OO`
+            arguments = model[model.index("Args:") : model.index("Example:")].replace("3d", name[-2:])
+            layer.__doc__ = text.replace("Example:", arguments + "Example:")
 
 
 def check_kind(layer: nn.Module, x: SparseConvTensor) -> None:

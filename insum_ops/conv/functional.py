@@ -256,7 +256,7 @@ def _prepare(features: Tensor, weight: Tensor, kernel_map: KernelMap, groups: in
 
 def _plans(ctx: Any, saved: tuple[Tensor, Tensor], dOut: Tensor) -> Any:
     ctx.call = call = _gradient_call(Backward(dOut, *saved, ctx.needs_input_grad[1:3], *ctx.over))
-    return PLANS, (*call.key, ctx.bias_dtype), (*saved, *call.tensors), call.sizes, True, None
+    return PLANS, (*call.key, ctx.bias_dtype), (*saved, *call.tensors), True, None
 
 
 def _planned_gradients(
@@ -299,7 +299,6 @@ class _GradientCall(NamedTuple):
 
     key: tuple[Any, ...]  # of their launch plans
     tensors: tuple[Tensor, ...]  # of the map, which a plan takes
-    sizes: tuple[int, int]  # rows of the features and of the result, which differ from map to map
     of_features: _Call | None  # by which the features' gradient is computed; None if it is not wanted
     of_weight: dict[str, Tensor]  # what the weight's gradient reads; nothing if it is not wanted
 
@@ -322,7 +321,7 @@ def _gradient_call(backward: Backward) -> _GradientCall:
         of_weight, is_sized = _operands_of_sums(backward)
         is_settled = is_settled and is_sized
     tensors = *(() if of_features is None else of_features.tensors), *of_weight.values()
-    call = _GradientCall(key, tensors, (kernel_map.num_inputs, kernel_map.num_outputs), of_features, of_weight)
+    call = _GradientCall(key, tensors, of_features, of_weight)
     if is_settled and may_keep(*tensors):
         kernel_map.memory[mark] = call
     return call

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..compiler import OperandError, ShapeError
 from ..formats.voxels.kernel_map import KernelMap
-from .convolution import Size, SparseConvolution, name_constructors
+from .convolution import Size, SparseConvolution, complete_classes
 from .tensor import SparseConvTensor, Voxels
 
 __all__ = [
@@ -120,39 +120,7 @@ class _SparseInverseConv(SparseConvolution):
 class SubMConv1d(_SubMConv):
     """`Out[x,m] += In[NBR[x,z],c] * Weight[z,c,m]`: convolution over one axis whose outputs are its input voxels.
 
-    A submanifold convolution, with the arguments of spconv's `SubMConv1d`: the kernel is centred on each input voxel,
-    and tap z of output x reads the voxel `NBR[x,z]`, if there is one. `weight` is [out_channels, *kernel_size,
-    in_channels / groups] and `bias` [out_channels], as spconv stores them, and spconv's checkpoints load. With a kernel
-    and a stride of 1 the layer is a matrix product, and the memory of `weight` holds the matrix [in_channels,
-    out_channels], as spconv's does; `kernel` has it in the order that its shape says.
-
-    A call takes a `SparseConvTensor` with features [N, in_channels] at indices [N, 2], int32 or int64, each row the
-    batch index and then the coordinate, below `spatial_shape`, and returns one with features [N, out_channels] at the
-    same indices, in their order.
-
-    Args:
-        in_channels: channels of the input features, at least 1.
-        out_channels: channels of the output features, at least 1.
-        kernel_size: taps on each axis, one odd number or one for each axis.
-        stride: 1, since the voxels stay.
-        padding: accepted and ignored, since the kernel is centred.
-        dilation: cells from one tap to the next, one number or one for each axis.
-        groups: how many groups of channels are convolved apart; divides both numbers of channels.
-        bias: whether a trained bias [out_channels] is added to every output voxel.
-        indice_key: name under which the tensor keeps the kernel map; layers that share it have the same geometry and
-            voxels. With None layers of one geometry share a map all the same.
-        algo: accepted for code written for spconv, and ignored.
-        fp32_accum: accepted for code written for spconv, and ignored.
-        large_kernel_fast_algo: accepted for code written for spconv, and ignored.
-        name: kept as the attribute `name`, and not used.
-
-    Raises:
-        ShapeError: channels below 1, `groups` that does not divide them, an even kernel, or a stride above 1; when
-            called, a tensor with another number of axes or channels.
-        FormatError: a size is no whole number, too small, or given for another number of axes; when a kernel map is
-            made, a voxel is given twice or lies outside `spatial_shape`.
-        OperandError: when called, x is no `SparseConvTensor`, its features are not floating point, or `indice_key` was
-            saved by a layer of another geometry or for other voxels.
+    As `SubMConv3d`, with one coordinate in each row of the indices [N, 2].
 
     Example:
         >>> import torch
@@ -172,39 +140,7 @@ class SubMConv1d(_SubMConv):
 class SubMConv2d(_SubMConv):
     """`Out[x,m] += In[NBR[x,z],c] * Weight[z,c,m]`: convolution over two axes whose outputs are its input voxels.
 
-    A submanifold convolution, with the arguments of spconv's `SubMConv2d`: the kernel is centred on each input voxel,
-    and tap z of output x reads the voxel `NBR[x,z]`, if there is one. `weight` is [out_channels, *kernel_size,
-    in_channels / groups] and `bias` [out_channels], as spconv stores them, and spconv's checkpoints load. With a kernel
-    and a stride of 1 the layer is a matrix product, and the memory of `weight` holds the matrix [in_channels,
-    out_channels], as spconv's does; `kernel` has it in the order that its shape says.
-
-    A call takes a `SparseConvTensor` with features [N, in_channels] at indices [N, 3], int32 or int64, each row the
-    batch index and then 2 coordinates, each below its axis of `spatial_shape`, and returns one with features [N,
-    out_channels] at the same indices, in their order.
-
-    Args:
-        in_channels: channels of the input features, at least 1.
-        out_channels: channels of the output features, at least 1.
-        kernel_size: taps on each axis, one odd number or one for each axis.
-        stride: 1, since the voxels stay.
-        padding: accepted and ignored, since the kernel is centred.
-        dilation: cells from one tap to the next, one number or one for each axis.
-        groups: how many groups of channels are convolved apart; divides both numbers of channels.
-        bias: whether a trained bias [out_channels] is added to every output voxel.
-        indice_key: name under which the tensor keeps the kernel map; layers that share it have the same geometry and
-            voxels. With None layers of one geometry share a map all the same.
-        algo: accepted for code written for spconv, and ignored.
-        fp32_accum: accepted for code written for spconv, and ignored.
-        large_kernel_fast_algo: accepted for code written for spconv, and ignored.
-        name: kept as the attribute `name`, and not used.
-
-    Raises:
-        ShapeError: channels below 1, `groups` that does not divide them, an even kernel, or a stride above 1; when
-            called, a tensor with another number of axes or channels.
-        FormatError: a size is no whole number, too small, or given for another number of axes; when a kernel map is
-            made, a voxel is given twice or lies outside `spatial_shape`.
-        OperandError: when called, x is no `SparseConvTensor`, its features are not floating point, or `indice_key` was
-            saved by a layer of another geometry or for other voxels.
+    As `SubMConv3d`, with two coordinates in each row of the indices [N, 3].
 
     Example:
         >>> import torch
@@ -276,39 +212,7 @@ class SubMConv3d(_SubMConv):
 class SubMConv4d(_SubMConv):
     """`Out[x,m] += In[NBR[x,z],c] * Weight[z,c,m]`: convolution over four axes whose outputs are its input voxels.
 
-    A submanifold convolution, with the arguments of spconv's `SubMConv4d`: the kernel is centred on each input voxel,
-    and tap z of output x reads the voxel `NBR[x,z]`, if there is one. `weight` is [out_channels, *kernel_size,
-    in_channels / groups] and `bias` [out_channels], as spconv stores them, and spconv's checkpoints load. With a kernel
-    and a stride of 1 the layer is a matrix product, and the memory of `weight` holds the matrix [in_channels,
-    out_channels], as spconv's does; `kernel` has it in the order that its shape says.
-
-    A call takes a `SparseConvTensor` with features [N, in_channels] at indices [N, 5], int32 or int64, each row the
-    batch index and then 4 coordinates, each below its axis of `spatial_shape`, and returns one with features [N,
-    out_channels] at the same indices, in their order.
-
-    Args:
-        in_channels: channels of the input features, at least 1.
-        out_channels: channels of the output features, at least 1.
-        kernel_size: taps on each axis, one odd number or one for each axis.
-        stride: 1, since the voxels stay.
-        padding: accepted and ignored, since the kernel is centred.
-        dilation: cells from one tap to the next, one number or one for each axis.
-        groups: how many groups of channels are convolved apart; divides both numbers of channels.
-        bias: whether a trained bias [out_channels] is added to every output voxel.
-        indice_key: name under which the tensor keeps the kernel map; layers that share it have the same geometry and
-            voxels. With None layers of one geometry share a map all the same.
-        algo: accepted for code written for spconv, and ignored.
-        fp32_accum: accepted for code written for spconv, and ignored.
-        large_kernel_fast_algo: accepted for code written for spconv, and ignored.
-        name: kept as the attribute `name`, and not used.
-
-    Raises:
-        ShapeError: channels below 1, `groups` that does not divide them, an even kernel, or a stride above 1; when
-            called, a tensor with another number of axes or channels.
-        FormatError: a size is no whole number, too small, or given for another number of axes; when a kernel map is
-            made, a voxel is given twice or lies outside `spatial_shape`.
-        OperandError: when called, x is no `SparseConvTensor`, its features are not floating point, or `indice_key` was
-            saved by a layer of another geometry or for other voxels.
+    As `SubMConv3d`, with four coordinates in each row of the indices [N, 5].
 
     Example:
         >>> import torch
@@ -328,43 +232,7 @@ class SubMConv4d(_SubMConv):
 class SparseConv1d(_SparseConv):
     """`Out[x,m] += In[NBR[x,z],c] * Weight[z,c,m]`: strided sparse convolution over one axis.
 
-    It computes what `nn.Conv1d` would on the dense grid, at every cell that some input voxel reaches, with the
-    arguments of spconv's `SparseConv1d`. `weight` is [out_channels, *kernel_size, in_channels / groups] and `bias`
-    [out_channels], as spconv stores them, and spconv's checkpoints load. With a kernel and a stride of 1 the layer is a
-    matrix product, and the memory of `weight` holds the matrix [in_channels, out_channels], as spconv's does; `kernel`
-    has it in the order that its shape says. Then the voxels stay in their order.
-
-    A call takes a `SparseConvTensor` with features [N, in_channels] at indices [N, 2], int32 or int64, each row the
-    batch index and then the coordinate, below `spatial_shape`. It returns one with features [X, out_channels] at the
-    cells that are reached, ascending by batch and coordinates, whose spatial_shape is that of the dense convolution's
-    output.
-
-    Args:
-        in_channels: channels of the input features, at least 1.
-        out_channels: channels of the output features, at least 1.
-        kernel_size: taps on each axis, one number or one for each axis.
-        stride: cells from one output to the next, one number or one for each axis.
-        padding: cells added on both sides of each axis, one number or one for each axis.
-        dilation: cells from one tap to the next, one number or one for each axis.
-        groups: how many groups of channels are convolved apart; divides both numbers of channels.
-        bias: whether a trained bias [out_channels] is added to every output voxel.
-        indice_key: name under which the tensor keeps the kernel map, for a `SparseInverseConv1d` that goes back, and
-            for layers of the same geometry on the same voxels.
-        algo: accepted for code written for spconv, and ignored.
-        fp32_accum: accepted for code written for spconv, and ignored.
-        record_voxel_count: accepted for code written for spconv, and ignored.
-        large_kernel_fast_algo: accepted for code written for spconv, and ignored.
-        name: kept as the attribute `name`, and not used.
-        output_padding: 0; only transposed convolutions take another.
-
-    Raises:
-        ShapeError: channels below 1, `groups` that does not divide them, or padding around a kernel of 1 with a stride
-            of 1; when called, a tensor with another number of axes or channels.
-        FormatError: a size is no whole number, too small, or given for another number of axes; when a kernel map is
-            made, a voxel is given twice or lies outside `spatial_shape`, no cell is left of it, or output_padding is
-            not 0.
-        OperandError: when called, x is no `SparseConvTensor`, its features are not floating point, or `indice_key` was
-            saved by a layer of another geometry or for other voxels.
+    As `SparseConv3d`, with one coordinate in each row of the indices [N, 2].
 
     Example:
         >>> import torch
@@ -384,43 +252,7 @@ class SparseConv1d(_SparseConv):
 class SparseConv2d(_SparseConv):
     """`Out[x,m] += In[NBR[x,z],c] * Weight[z,c,m]`: strided sparse convolution over two axes.
 
-    It computes what `nn.Conv2d` would on the dense grid, at every cell that some input voxel reaches, with the
-    arguments of spconv's `SparseConv2d`. `weight` is [out_channels, *kernel_size, in_channels / groups] and `bias`
-    [out_channels], as spconv stores them, and spconv's checkpoints load. With a kernel and a stride of 1 the layer is a
-    matrix product, and the memory of `weight` holds the matrix [in_channels, out_channels], as spconv's does; `kernel`
-    has it in the order that its shape says. Then the voxels stay in their order.
-
-    A call takes a `SparseConvTensor` with features [N, in_channels] at indices [N, 3], int32 or int64, each row the
-    batch index and then 2 coordinates, each below its axis of `spatial_shape`. It returns one with features [X,
-    out_channels] at the cells that are reached, ascending by batch and coordinates, whose spatial_shape is that of the
-    dense convolution's output.
-
-    Args:
-        in_channels: channels of the input features, at least 1.
-        out_channels: channels of the output features, at least 1.
-        kernel_size: taps on each axis, one number or one for each axis.
-        stride: cells from one output to the next, one number or one for each axis.
-        padding: cells added on both sides of each axis, one number or one for each axis.
-        dilation: cells from one tap to the next, one number or one for each axis.
-        groups: how many groups of channels are convolved apart; divides both numbers of channels.
-        bias: whether a trained bias [out_channels] is added to every output voxel.
-        indice_key: name under which the tensor keeps the kernel map, for a `SparseInverseConv2d` that goes back, and
-            for layers of the same geometry on the same voxels.
-        algo: accepted for code written for spconv, and ignored.
-        fp32_accum: accepted for code written for spconv, and ignored.
-        record_voxel_count: accepted for code written for spconv, and ignored.
-        large_kernel_fast_algo: accepted for code written for spconv, and ignored.
-        name: kept as the attribute `name`, and not used.
-        output_padding: 0; only transposed convolutions take another.
-
-    Raises:
-        ShapeError: channels below 1, `groups` that does not divide them, or padding around a kernel of 1 with a stride
-            of 1; when called, a tensor with another number of axes or channels.
-        FormatError: a size is no whole number, too small, or given for another number of axes; when a kernel map is
-            made, a voxel is given twice or lies outside `spatial_shape`, no cell is left of it, or output_padding is
-            not 0.
-        OperandError: when called, x is no `SparseConvTensor`, its features are not floating point, or `indice_key` was
-            saved by a layer of another geometry or for other voxels.
+    As `SparseConv3d`, with two coordinates in each row of the indices [N, 3].
 
     Example:
         >>> import torch
@@ -496,43 +328,7 @@ class SparseConv3d(_SparseConv):
 class SparseConv4d(_SparseConv):
     """`Out[x,m] += In[NBR[x,z],c] * Weight[z,c,m]`: strided sparse convolution over four axes.
 
-    It computes what a dense convolution would on the dense grid, at every cell that some input voxel reaches, with the
-    arguments of spconv's `SparseConv4d`. `weight` is [out_channels, *kernel_size, in_channels / groups] and `bias`
-    [out_channels], as spconv stores them, and spconv's checkpoints load. With a kernel and a stride of 1 the layer is a
-    matrix product, and the memory of `weight` holds the matrix [in_channels, out_channels], as spconv's does; `kernel`
-    has it in the order that its shape says. Then the voxels stay in their order.
-
-    A call takes a `SparseConvTensor` with features [N, in_channels] at indices [N, 5], int32 or int64, each row the
-    batch index and then 4 coordinates, each below its axis of `spatial_shape`. It returns one with features [X,
-    out_channels] at the cells that are reached, ascending by batch and coordinates, whose spatial_shape is that of the
-    dense convolution's output.
-
-    Args:
-        in_channels: channels of the input features, at least 1.
-        out_channels: channels of the output features, at least 1.
-        kernel_size: taps on each axis, one number or one for each axis.
-        stride: cells from one output to the next, one number or one for each axis.
-        padding: cells added on both sides of each axis, one number or one for each axis.
-        dilation: cells from one tap to the next, one number or one for each axis.
-        groups: how many groups of channels are convolved apart; divides both numbers of channels.
-        bias: whether a trained bias [out_channels] is added to every output voxel.
-        indice_key: name under which the tensor keeps the kernel map, for a `SparseInverseConv4d` that goes back, and
-            for layers of the same geometry on the same voxels.
-        algo: accepted for code written for spconv, and ignored.
-        fp32_accum: accepted for code written for spconv, and ignored.
-        record_voxel_count: accepted for code written for spconv, and ignored.
-        large_kernel_fast_algo: accepted for code written for spconv, and ignored.
-        name: kept as the attribute `name`, and not used.
-        output_padding: 0; only transposed convolutions take another.
-
-    Raises:
-        ShapeError: channels below 1, `groups` that does not divide them, or padding around a kernel of 1 with a stride
-            of 1; when called, a tensor with another number of axes or channels.
-        FormatError: a size is no whole number, too small, or given for another number of axes; when a kernel map is
-            made, a voxel is given twice or lies outside `spatial_shape`, no cell is left of it, or output_padding is
-            not 0.
-        OperandError: when called, x is no `SparseConvTensor`, its features are not floating point, or `indice_key` was
-            saved by a layer of another geometry or for other voxels.
+    As `SparseConv3d`, with four coordinates in each row of the indices [N, 5].
 
     Example:
         >>> import torch
@@ -552,43 +348,7 @@ class SparseConv4d(_SparseConv):
 class SparseConvTranspose1d(_SparseConvTranspose):
     """`Out[x,m] += In[NBR[x,z],c] * Weight[z,c,m]`: transposed sparse convolution over one axis.
 
-    It computes what `nn.ConvTranspose1d` would on the dense grid, at every cell that some input voxel reaches, with the
-    arguments of spconv's `SparseConvTranspose1d`. It makes new voxels; `SparseInverseConv1d` goes back to voxels that
-    there were. `weight` is [out_channels, *kernel_size, in_channels / groups] and `bias` [out_channels], as spconv
-    stores them, and spconv's checkpoints load. With a kernel and a stride of 1 the layer is a matrix product, and the
-    memory of `weight` holds the matrix [in_channels, out_channels], as spconv's does; `kernel` has it in the order that
-    its shape says. Then the voxels stay in their order.
-
-    A call takes a `SparseConvTensor` with features [N, in_channels] at indices [N, 2], int32 or int64, each row the
-    batch index and then the coordinate, below `spatial_shape`. It returns one with features [X, out_channels] at the
-    cells that are reached, ascending by batch and coordinates, whose spatial_shape is that of the dense convolution's
-    output.
-
-    Args:
-        in_channels: channels of the input features, at least 1.
-        out_channels: channels of the output features, at least 1.
-        kernel_size: taps on each axis, one number or one for each axis.
-        stride: output cells from one input cell to the next, one number or one for each axis.
-        padding: cells taken away on both sides of each axis of the output, one number or one for each axis.
-        dilation: cells from one tap to the next, one number or one for each axis.
-        groups: how many groups of channels are convolved apart; divides both numbers of channels.
-        bias: whether a trained bias [out_channels] is added to every output voxel.
-        indice_key: name under which the tensor keeps the kernel map, for a `SparseInverseConv1d` that goes back, and
-            for layers of the same geometry on the same voxels.
-        algo: accepted for code written for spconv, and ignored.
-        fp32_accum: accepted for code written for spconv, and ignored.
-        record_voxel_count: accepted for code written for spconv, and ignored.
-        large_kernel_fast_algo: accepted for code written for spconv, and ignored.
-        name: kept as the attribute `name`, and not used.
-        output_padding: cells added to the end of each axis of the output, one number or one for each axis.
-
-    Raises:
-        ShapeError: channels below 1, `groups` that does not divide them, or padding around a kernel of 1 with a stride
-            of 1; when called, a tensor with another number of axes or channels.
-        FormatError: a size is no whole number, too small, or given for another number of axes; when a kernel map is
-            made, a voxel is given twice or lies outside `spatial_shape`, or no cell is left of it.
-        OperandError: when called, x is no `SparseConvTensor`, its features are not floating point, or `indice_key` was
-            saved by a layer of another geometry or for other voxels.
+    As `SparseConvTranspose3d`, with one coordinate in each row of the indices [N, 2].
 
     Example:
         >>> import torch
@@ -605,43 +365,7 @@ class SparseConvTranspose1d(_SparseConvTranspose):
 class SparseConvTranspose2d(_SparseConvTranspose):
     """`Out[x,m] += In[NBR[x,z],c] * Weight[z,c,m]`: transposed sparse convolution over two axes.
 
-    It computes what `nn.ConvTranspose2d` would on the dense grid, at every cell that some input voxel reaches, with the
-    arguments of spconv's `SparseConvTranspose2d`. It makes new voxels; `SparseInverseConv2d` goes back to voxels that
-    there were. `weight` is [out_channels, *kernel_size, in_channels / groups] and `bias` [out_channels], as spconv
-    stores them, and spconv's checkpoints load. With a kernel and a stride of 1 the layer is a matrix product, and the
-    memory of `weight` holds the matrix [in_channels, out_channels], as spconv's does; `kernel` has it in the order that
-    its shape says. Then the voxels stay in their order.
-
-    A call takes a `SparseConvTensor` with features [N, in_channels] at indices [N, 3], int32 or int64, each row the
-    batch index and then 2 coordinates, each below its axis of `spatial_shape`. It returns one with features [X,
-    out_channels] at the cells that are reached, ascending by batch and coordinates, whose spatial_shape is that of the
-    dense convolution's output.
-
-    Args:
-        in_channels: channels of the input features, at least 1.
-        out_channels: channels of the output features, at least 1.
-        kernel_size: taps on each axis, one number or one for each axis.
-        stride: output cells from one input cell to the next, one number or one for each axis.
-        padding: cells taken away on both sides of each axis of the output, one number or one for each axis.
-        dilation: cells from one tap to the next, one number or one for each axis.
-        groups: how many groups of channels are convolved apart; divides both numbers of channels.
-        bias: whether a trained bias [out_channels] is added to every output voxel.
-        indice_key: name under which the tensor keeps the kernel map, for a `SparseInverseConv2d` that goes back, and
-            for layers of the same geometry on the same voxels.
-        algo: accepted for code written for spconv, and ignored.
-        fp32_accum: accepted for code written for spconv, and ignored.
-        record_voxel_count: accepted for code written for spconv, and ignored.
-        large_kernel_fast_algo: accepted for code written for spconv, and ignored.
-        name: kept as the attribute `name`, and not used.
-        output_padding: cells added to the end of each axis of the output, one number or one for each axis.
-
-    Raises:
-        ShapeError: channels below 1, `groups` that does not divide them, or padding around a kernel of 1 with a stride
-            of 1; when called, a tensor with another number of axes or channels.
-        FormatError: a size is no whole number, too small, or given for another number of axes; when a kernel map is
-            made, a voxel is given twice or lies outside `spatial_shape`, or no cell is left of it.
-        OperandError: when called, x is no `SparseConvTensor`, its features are not floating point, or `indice_key` was
-            saved by a layer of another geometry or for other voxels.
+    As `SparseConvTranspose3d`, with two coordinates in each row of the indices [N, 3].
 
     Example:
         >>> import torch
@@ -711,43 +435,7 @@ class SparseConvTranspose3d(_SparseConvTranspose):
 class SparseConvTranspose4d(_SparseConvTranspose):
     """`Out[x,m] += In[NBR[x,z],c] * Weight[z,c,m]`: transposed sparse convolution over four axes.
 
-    It computes what a dense transposed convolution would on the dense grid, at every cell that some input voxel
-    reaches, with the arguments of spconv's `SparseConvTranspose4d`. It makes new voxels; `SparseInverseConv4d` goes
-    back to voxels that there were. `weight` is [out_channels, *kernel_size, in_channels / groups] and `bias`
-    [out_channels], as spconv stores them, and spconv's checkpoints load. With a kernel and a stride of 1 the layer is a
-    matrix product, and the memory of `weight` holds the matrix [in_channels, out_channels], as spconv's does; `kernel`
-    has it in the order that its shape says. Then the voxels stay in their order.
-
-    A call takes a `SparseConvTensor` with features [N, in_channels] at indices [N, 5], int32 or int64, each row the
-    batch index and then 4 coordinates, each below its axis of `spatial_shape`. It returns one with features [X,
-    out_channels] at the cells that are reached, ascending by batch and coordinates, whose spatial_shape is that of the
-    dense convolution's output.
-
-    Args:
-        in_channels: channels of the input features, at least 1.
-        out_channels: channels of the output features, at least 1.
-        kernel_size: taps on each axis, one number or one for each axis.
-        stride: output cells from one input cell to the next, one number or one for each axis.
-        padding: cells taken away on both sides of each axis of the output, one number or one for each axis.
-        dilation: cells from one tap to the next, one number or one for each axis.
-        groups: how many groups of channels are convolved apart; divides both numbers of channels.
-        bias: whether a trained bias [out_channels] is added to every output voxel.
-        indice_key: name under which the tensor keeps the kernel map, for a `SparseInverseConv4d` that goes back, and
-            for layers of the same geometry on the same voxels.
-        algo: accepted for code written for spconv, and ignored.
-        fp32_accum: accepted for code written for spconv, and ignored.
-        record_voxel_count: accepted for code written for spconv, and ignored.
-        large_kernel_fast_algo: accepted for code written for spconv, and ignored.
-        name: kept as the attribute `name`, and not used.
-        output_padding: cells added to the end of each axis of the output, one number or one for each axis.
-
-    Raises:
-        ShapeError: channels below 1, `groups` that does not divide them, or padding around a kernel of 1 with a stride
-            of 1; when called, a tensor with another number of axes or channels.
-        FormatError: a size is no whole number, too small, or given for another number of axes; when a kernel map is
-            made, a voxel is given twice or lies outside `spatial_shape`, or no cell is left of it.
-        OperandError: when called, x is no `SparseConvTensor`, its features are not floating point, or `indice_key` was
-            saved by a layer of another geometry or for other voxels.
+    As `SparseConvTranspose3d`, with four coordinates in each row of the indices [N, 5].
 
     Example:
         >>> import torch
@@ -764,35 +452,7 @@ class SparseConvTranspose4d(_SparseConvTranspose):
 class SparseInverseConv1d(_SparseInverseConv):
     """`Out[x,m] += In[NBR[x,z],c] * Weight[z,c,m]`: back from a convolution's outputs to its inputs, over one axis.
 
-    It undoes the voxels of an earlier `SparseConv1d` or `SparseConvTranspose1d`, not its numbers: it goes over the
-    kernel map that this one saved under `indice_key`, with inputs and outputs swapped, and has a kernel of its own, as
-    spconv's `SparseInverseConv1d`. `weight` is [out_channels, *kernel_size, in_channels / groups] and `bias`
-    [out_channels], as spconv stores them, and spconv's checkpoints load.
-
-    A call takes a `SparseConvTensor` with features [N, in_channels] at indices [N, 2], int32 or int64, each row the
-    batch index and then the coordinate, below `spatial_shape`: those that the earlier convolution made. It returns one
-    with features [X, out_channels] at the voxels that the earlier convolution took, in their order, with their
-    spatial_shape.
-
-    Args:
-        in_channels: channels of the input features, at least 1.
-        out_channels: channels of the output features, at least 1.
-        kernel_size: taps on each axis, those of the convolution that saved the map.
-        indice_key: the key of the convolution to go back over.
-        bias: whether a trained bias [out_channels] is added to every output voxel.
-        algo: accepted for code written for spconv, and ignored.
-        fp32_accum: accepted for code written for spconv, and ignored.
-        large_kernel_fast_algo: accepted for code written for spconv, and ignored.
-        name: kept as the attribute `name`, and not used.
-        groups: how many groups of channels are convolved apart; divides both numbers of channels.
-
-    Raises:
-        ShapeError: channels below 1, or `groups` that does not divide them; when called, a tensor with another number
-            of axes or channels.
-        FormatError: a size is no whole number, too small, or given for another number of axes.
-        OperandError: `indice_key` is not a string; when called, x is no `SparseConvTensor`, its features are not
-            floating point, nothing was saved under the key, or a submanifold convolution, one with another kernel_size,
-            or one that made other voxels saved it.
+    As `SparseInverseConv3d`, with one coordinate in each row of the indices [N, 2].
 
     Example:
         >>> import torch
@@ -814,35 +474,7 @@ class SparseInverseConv1d(_SparseInverseConv):
 class SparseInverseConv2d(_SparseInverseConv):
     """`Out[x,m] += In[NBR[x,z],c] * Weight[z,c,m]`: back from a convolution's outputs to its inputs, over two axes.
 
-    It undoes the voxels of an earlier `SparseConv2d` or `SparseConvTranspose2d`, not its numbers: it goes over the
-    kernel map that this one saved under `indice_key`, with inputs and outputs swapped, and has a kernel of its own, as
-    spconv's `SparseInverseConv2d`. `weight` is [out_channels, *kernel_size, in_channels / groups] and `bias`
-    [out_channels], as spconv stores them, and spconv's checkpoints load.
-
-    A call takes a `SparseConvTensor` with features [N, in_channels] at indices [N, 3], int32 or int64, each row the
-    batch index and then 2 coordinates, each below its axis of `spatial_shape`: those that the earlier convolution made.
-    It returns one with features [X, out_channels] at the voxels that the earlier convolution took, in their order, with
-    their spatial_shape.
-
-    Args:
-        in_channels: channels of the input features, at least 1.
-        out_channels: channels of the output features, at least 1.
-        kernel_size: taps on each axis, those of the convolution that saved the map.
-        indice_key: the key of the convolution to go back over.
-        bias: whether a trained bias [out_channels] is added to every output voxel.
-        algo: accepted for code written for spconv, and ignored.
-        fp32_accum: accepted for code written for spconv, and ignored.
-        large_kernel_fast_algo: accepted for code written for spconv, and ignored.
-        name: kept as the attribute `name`, and not used.
-        groups: how many groups of channels are convolved apart; divides both numbers of channels.
-
-    Raises:
-        ShapeError: channels below 1, or `groups` that does not divide them; when called, a tensor with another number
-            of axes or channels.
-        FormatError: a size is no whole number, too small, or given for another number of axes.
-        OperandError: `indice_key` is not a string; when called, x is no `SparseConvTensor`, its features are not
-            floating point, nothing was saved under the key, or a submanifold convolution, one with another kernel_size,
-            or one that made other voxels saved it.
+    As `SparseInverseConv3d`, with two coordinates in each row of the indices [N, 3].
 
     Example:
         >>> import torch
@@ -914,35 +546,7 @@ class SparseInverseConv3d(_SparseInverseConv):
 class SparseInverseConv4d(_SparseInverseConv):
     """`Out[x,m] += In[NBR[x,z],c] * Weight[z,c,m]`: back from a convolution's outputs to its inputs, over four axes.
 
-    It undoes the voxels of an earlier `SparseConv4d` or `SparseConvTranspose4d`, not its numbers: it goes over the
-    kernel map that this one saved under `indice_key`, with inputs and outputs swapped, and has a kernel of its own, as
-    spconv's `SparseInverseConv4d`. `weight` is [out_channels, *kernel_size, in_channels / groups] and `bias`
-    [out_channels], as spconv stores them, and spconv's checkpoints load.
-
-    A call takes a `SparseConvTensor` with features [N, in_channels] at indices [N, 5], int32 or int64, each row the
-    batch index and then 4 coordinates, each below its axis of `spatial_shape`: those that the earlier convolution made.
-    It returns one with features [X, out_channels] at the voxels that the earlier convolution took, in their order, with
-    their spatial_shape.
-
-    Args:
-        in_channels: channels of the input features, at least 1.
-        out_channels: channels of the output features, at least 1.
-        kernel_size: taps on each axis, those of the convolution that saved the map.
-        indice_key: the key of the convolution to go back over.
-        bias: whether a trained bias [out_channels] is added to every output voxel.
-        algo: accepted for code written for spconv, and ignored.
-        fp32_accum: accepted for code written for spconv, and ignored.
-        large_kernel_fast_algo: accepted for code written for spconv, and ignored.
-        name: kept as the attribute `name`, and not used.
-        groups: how many groups of channels are convolved apart; divides both numbers of channels.
-
-    Raises:
-        ShapeError: channels below 1, or `groups` that does not divide them; when called, a tensor with another number
-            of axes or channels.
-        FormatError: a size is no whole number, too small, or given for another number of axes.
-        OperandError: `indice_key` is not a string; when called, x is no `SparseConvTensor`, its features are not
-            floating point, nothing was saved under the key, or a submanifold convolution, one with another kernel_size,
-            or one that made other voxels saved it.
+    As `SparseInverseConv3d`, with four coordinates in each row of the indices [N, 5].
 
     Example:
         >>> import torch
@@ -961,4 +565,4 @@ class SparseInverseConv4d(_SparseInverseConv):
     ndim = 4
 
 
-name_constructors(globals()[name] for name in __all__)
+complete_classes({name: globals()[name] for name in __all__})

@@ -27,7 +27,7 @@ from ..compiler import (
 from ..formats.torch_state import PLAIN, UNSAFE_IN_GRAPHS, is_exporting, transforms, uncompiled
 from ..formats.voxels.kernel_map import KernelMap, map_of
 from ..formats.voxels.map_operators import voxel_library
-from ..formats.voxels.map_parts import MapParts, known_map
+from ..formats.voxels.map_parts import MapParts, cached_map
 from ..lru_cache import LRUCache
 from .forms import STATIONARY
 from .weight_views import IN_GROUPS, channel_kind, statement_weight
@@ -94,9 +94,9 @@ class _Over(NamedTuple):
         return kernel_map.inverse if self.side else kernel_map
 
     @property
-    def known_map(self) -> KernelMap | None:
+    def cached_map(self) -> KernelMap | None:
         """The map, if it was made before and its voxels are unchanged."""
-        kernel_map = known_map(self.source, self.target, (self.geometry, tuple(self.sizes)))
+        kernel_map = cached_map(self.source, self.target, (self.geometry, tuple(self.sizes)))
         return kernel_map.inverse if kernel_map is not None and self.side else kernel_map
 
     @property
@@ -124,24 +124,24 @@ def implement(
     _value, _computed_gradients, _gradient_call = value, gradients, gradient_call
 
 
-def _known_map(over: _Over, tensors: Sequence[Tensor]) -> KernelMap | None:
+def _cached_map(over: _Over, tensors: Sequence[Tensor]) -> KernelMap | None:
     """Return the map of a call that can run as it is; None if it was not made yet."""
     is_plain = transforms() is None and all([type(tensor) in PLAIN for tensor in (over.source, *tensors)])
-    return over.known_map if is_plain else None
+    return over.cached_map if is_plain else None
 
 
 def _replayed(features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor | None:
     """Return a convolution over a map that was made before: all that a warm call of a compiled graph does."""
     *parts, is_swapped = rest
     over = _Over(*parts)
-    kernel_map = _known_map(over, (features, weight) if bias is None else (features, weight, bias))
+    kernel_map = _cached_map(over, (features, weight) if bias is None else (features, weight, bias))
     return None if kernel_map is None else owned(_value(features, weight, bias, kernel_map, over.groups, is_swapped))
 
 
 def _replayed_gradients(dOut: Tensor, features: Tensor, weight: Tensor, *rest: Any) -> list[Tensor] | None:
     *parts, is_swapped, wanted = rest
     over = _Over(*parts)
-    kernel_map = _known_map(over, (dOut, features, weight))
+    kernel_map = _cached_map(over, (dOut, features, weight))
     if kernel_map is None:
         return None
     return _gradients_on(Backward(dOut, features, weight, tuple(wanted), kernel_map, over.groups, is_swapped))
@@ -172,7 +172,7 @@ def _gradients_on(backward: Backward) -> list[Tensor]:
     call = _gradient_call(backward)
     gradients = lambda *_: (None, *_computed_gradients(backward, call)[:2])
     plan_key, tensors = gradients_key((*call.key, None), (False, *backward.wanted)), (*backward[:3], *call.tensors)
-    return _owned(planned(PLANS, plan_key, gradients, tensors, call.sizes, varies=True, owned=None))
+    return _owned(planned(PLANS, plan_key, gradients, tensors, varies=True, owned=None))
 
 
 @torch.library.register_fake("insum_ops::voxel_convolution", lib=voxel_library)

@@ -11,7 +11,7 @@ from ..formats.torch_state import is_autocast_enabled, is_compiling, may_autocas
 from ..formats.voxels.geometry import per_axis
 from ..formats.voxels.kernel_map import KernelMap
 from ..functional import insum
-from .convolution import Size, SparseModule, check_input, name_constructors
+from .convolution import Size, SparseModule, check_input, complete_classes
 from .operands import neighbours
 from .tensor import Layout, SparseConvTensor
 
@@ -180,33 +180,7 @@ def _in_its_own_type(expr: str, In: Tensor, **operands: Any) -> Tensor:
 class SparseMaxPool1d(_SparseMaxPool):
     """`Out[x,c] = max(In[NBR[x,z],c])`: the largest feature in each window, over one axis.
 
-    The window slides as that of `nn.MaxPool1d`, with the arguments of spconv's pooling layers. Cells without a voxel
-    take no part, so the largest feature may be negative. The outputs are the cells whose window holds a voxel.
-
-    A call takes a `SparseConvTensor` with features [N, C] at indices [N, 2], int32 or int64, each row the batch index
-    and then the coordinate, below `spatial_shape`. It returns one with features [X, C], of the same type under autocast
-    too, ascending by batch and coordinates, or with `subm` at the same voxels in their order.
-
-    Args:
-        kernel_size: cells of the window on each axis, one number or one for each axis; odd with `subm`.
-        stride: cells from one window to the next, one number or one for each axis; None for the kernel's size, or 1
-            with `subm`.
-        padding: cells added on both sides of each axis, which hold no voxel; not used with `subm`.
-        dilation: cells from one of the window's cells to the next, one number or one for each axis.
-        indice_key: name under which the tensor keeps the kernel map, for an inverse convolution that goes back, and for
-            layers of the same geometry on the same voxels.
-        algo: accepted for code written for spconv, and ignored.
-        record_voxel_count: accepted for code written for spconv, and ignored.
-        name: kept as the attribute `name`, and not used.
-        subm: whether the outputs are the input voxels, each in the middle of its window.
-
-    Raises:
-        FormatError: a size is no whole number, too small, or given for another number of axes; when a kernel map is
-            made, a voxel is given twice or lies outside `spatial_shape`, no cell is left of it, or `subm` comes with an
-            even kernel or a stride above 1.
-        ShapeError: when called, a tensor with another number of axes.
-        OperandError: when called, x is no `SparseConvTensor`, its features are not floating point, or `indice_key` was
-            saved by a layer of another geometry or for other voxels.
+    As `SparseMaxPool3d`, with one coordinate in each row of the indices [N, 2].
 
     Example:
         >>> import torch
@@ -225,33 +199,7 @@ class SparseMaxPool1d(_SparseMaxPool):
 class SparseMaxPool2d(_SparseMaxPool):
     """`Out[x,c] = max(In[NBR[x,z],c])`: the largest feature in each window, over two axes.
 
-    The window slides as that of `nn.MaxPool2d`, with the arguments of spconv's pooling layers. Cells without a voxel
-    take no part, so the largest feature may be negative. The outputs are the cells whose window holds a voxel.
-
-    A call takes a `SparseConvTensor` with features [N, C] at indices [N, 3], int32 or int64, each row the batch index
-    and then 2 coordinates, each below its axis of `spatial_shape`. It returns one with features [X, C], of the same
-    type under autocast too, ascending by batch and coordinates, or with `subm` at the same voxels in their order.
-
-    Args:
-        kernel_size: cells of the window on each axis, one number or one for each axis; odd with `subm`.
-        stride: cells from one window to the next, one number or one for each axis; None for the kernel's size, or 1
-            with `subm`.
-        padding: cells added on both sides of each axis, which hold no voxel; not used with `subm`.
-        dilation: cells from one of the window's cells to the next, one number or one for each axis.
-        indice_key: name under which the tensor keeps the kernel map, for an inverse convolution that goes back, and for
-            layers of the same geometry on the same voxels.
-        algo: accepted for code written for spconv, and ignored.
-        record_voxel_count: accepted for code written for spconv, and ignored.
-        name: kept as the attribute `name`, and not used.
-        subm: whether the outputs are the input voxels, each in the middle of its window.
-
-    Raises:
-        FormatError: a size is no whole number, too small, or given for another number of axes; when a kernel map is
-            made, a voxel is given twice or lies outside `spatial_shape`, no cell is left of it, or `subm` comes with an
-            even kernel or a stride above 1.
-        ShapeError: when called, a tensor with another number of axes.
-        OperandError: when called, x is no `SparseConvTensor`, its features are not floating point, or `indice_key` was
-            saved by a layer of another geometry or for other voxels.
+    As `SparseMaxPool3d`, with two coordinates in each row of the indices [N, 3].
 
     Example:
         >>> import torch
@@ -315,33 +263,7 @@ class SparseMaxPool3d(_SparseMaxPool):
 class SparseMaxPool4d(_SparseMaxPool):
     """`Out[x,c] = max(In[NBR[x,z],c])`: the largest feature in each window, over four axes.
 
-    The window slides as that of a dense pooling layer, with the arguments of spconv's pooling layers. Cells without a
-    voxel take no part, so the largest feature may be negative. The outputs are the cells whose window holds a voxel.
-
-    A call takes a `SparseConvTensor` with features [N, C] at indices [N, 5], int32 or int64, each row the batch index
-    and then 4 coordinates, each below its axis of `spatial_shape`. It returns one with features [X, C], of the same
-    type under autocast too, ascending by batch and coordinates, or with `subm` at the same voxels in their order.
-
-    Args:
-        kernel_size: cells of the window on each axis, one number or one for each axis; odd with `subm`.
-        stride: cells from one window to the next, one number or one for each axis; None for the kernel's size, or 1
-            with `subm`.
-        padding: cells added on both sides of each axis, which hold no voxel; not used with `subm`.
-        dilation: cells from one of the window's cells to the next, one number or one for each axis.
-        indice_key: name under which the tensor keeps the kernel map, for an inverse convolution that goes back, and for
-            layers of the same geometry on the same voxels.
-        algo: accepted for code written for spconv, and ignored.
-        record_voxel_count: accepted for code written for spconv, and ignored.
-        name: kept as the attribute `name`, and not used.
-        subm: whether the outputs are the input voxels, each in the middle of its window.
-
-    Raises:
-        FormatError: a size is no whole number, too small, or given for another number of axes; when a kernel map is
-            made, a voxel is given twice or lies outside `spatial_shape`, no cell is left of it, or `subm` comes with an
-            even kernel or a stride above 1.
-        ShapeError: when called, a tensor with another number of axes.
-        OperandError: when called, x is no `SparseConvTensor`, its features are not floating point, or `indice_key` was
-            saved by a layer of another geometry or for other voxels.
+    As `SparseMaxPool3d`, with four coordinates in each row of the indices [N, 5].
 
     Example:
         >>> import torch
@@ -360,34 +282,7 @@ class SparseMaxPool4d(_SparseMaxPool):
 class SparseAvgPool1d(_SparseAvgPool):
     """`Out[x,c] += Share[x] * In[NBR[x,z],c]`: the mean over each window's voxels, over one axis.
 
-    The window slides as that of `nn.AvgPool1d`, with the arguments of spconv's pooling layers. Cells without a voxel
-    take no part: `Share[x]` is 1 over the number of voxels in window x, not of its cells. The outputs are the cells
-    whose window holds a voxel.
-
-    A call takes a `SparseConvTensor` with features [N, C] at indices [N, 2], int32 or int64, each row the batch index
-    and then the coordinate, below `spatial_shape`. It returns one with features [X, C], of the same type under autocast
-    too, ascending by batch and coordinates, or with `subm` at the same voxels in their order.
-
-    Args:
-        kernel_size: cells of the window on each axis, one number or one for each axis; odd with `subm`.
-        stride: cells from one window to the next, one number or one for each axis; None for the kernel's size, or 1
-            with `subm`.
-        padding: cells added on both sides of each axis, which hold no voxel; not used with `subm`.
-        dilation: cells from one of the window's cells to the next, one number or one for each axis.
-        indice_key: name under which the tensor keeps the kernel map, for an inverse convolution that goes back, and for
-            layers of the same geometry on the same voxels.
-        algo: accepted for code written for spconv, and ignored.
-        record_voxel_count: accepted for code written for spconv, and ignored.
-        name: kept as the attribute `name`, and not used.
-        subm: whether the outputs are the input voxels, each in the middle of its window.
-
-    Raises:
-        FormatError: a size is no whole number, too small, or given for another number of axes; when a kernel map is
-            made, a voxel is given twice or lies outside `spatial_shape`, no cell is left of it, or `subm` comes with an
-            even kernel or a stride above 1.
-        ShapeError: when called, a tensor with another number of axes.
-        OperandError: when called, x is no `SparseConvTensor`, its features are not floating point, or `indice_key` was
-            saved by a layer of another geometry or for other voxels.
+    As `SparseAvgPool3d`, with one coordinate in each row of the indices [N, 2].
 
     Example:
         >>> import torch
@@ -406,34 +301,7 @@ class SparseAvgPool1d(_SparseAvgPool):
 class SparseAvgPool2d(_SparseAvgPool):
     """`Out[x,c] += Share[x] * In[NBR[x,z],c]`: the mean over each window's voxels, over two axes.
 
-    The window slides as that of `nn.AvgPool2d`, with the arguments of spconv's pooling layers. Cells without a voxel
-    take no part: `Share[x]` is 1 over the number of voxels in window x, not of its cells. The outputs are the cells
-    whose window holds a voxel.
-
-    A call takes a `SparseConvTensor` with features [N, C] at indices [N, 3], int32 or int64, each row the batch index
-    and then 2 coordinates, each below its axis of `spatial_shape`. It returns one with features [X, C], of the same
-    type under autocast too, ascending by batch and coordinates, or with `subm` at the same voxels in their order.
-
-    Args:
-        kernel_size: cells of the window on each axis, one number or one for each axis; odd with `subm`.
-        stride: cells from one window to the next, one number or one for each axis; None for the kernel's size, or 1
-            with `subm`.
-        padding: cells added on both sides of each axis, which hold no voxel; not used with `subm`.
-        dilation: cells from one of the window's cells to the next, one number or one for each axis.
-        indice_key: name under which the tensor keeps the kernel map, for an inverse convolution that goes back, and for
-            layers of the same geometry on the same voxels.
-        algo: accepted for code written for spconv, and ignored.
-        record_voxel_count: accepted for code written for spconv, and ignored.
-        name: kept as the attribute `name`, and not used.
-        subm: whether the outputs are the input voxels, each in the middle of its window.
-
-    Raises:
-        FormatError: a size is no whole number, too small, or given for another number of axes; when a kernel map is
-            made, a voxel is given twice or lies outside `spatial_shape`, no cell is left of it, or `subm` comes with an
-            even kernel or a stride above 1.
-        ShapeError: when called, a tensor with another number of axes.
-        OperandError: when called, x is no `SparseConvTensor`, its features are not floating point, or `indice_key` was
-            saved by a layer of another geometry or for other voxels.
+    As `SparseAvgPool3d`, with two coordinates in each row of the indices [N, 3].
 
     Example:
         >>> import torch
@@ -498,34 +366,7 @@ class SparseAvgPool3d(_SparseAvgPool):
 class SparseAvgPool4d(_SparseAvgPool):
     """`Out[x,c] += Share[x] * In[NBR[x,z],c]`: the mean over each window's voxels, over four axes.
 
-    The window slides as that of a dense pooling layer, with the arguments of spconv's pooling layers. Cells without a
-    voxel take no part: `Share[x]` is 1 over the number of voxels in window x, not of its cells. The outputs are the
-    cells whose window holds a voxel.
-
-    A call takes a `SparseConvTensor` with features [N, C] at indices [N, 5], int32 or int64, each row the batch index
-    and then 4 coordinates, each below its axis of `spatial_shape`. It returns one with features [X, C], of the same
-    type under autocast too, ascending by batch and coordinates, or with `subm` at the same voxels in their order.
-
-    Args:
-        kernel_size: cells of the window on each axis, one number or one for each axis; odd with `subm`.
-        stride: cells from one window to the next, one number or one for each axis; None for the kernel's size, or 1
-            with `subm`.
-        padding: cells added on both sides of each axis, which hold no voxel; not used with `subm`.
-        dilation: cells from one of the window's cells to the next, one number or one for each axis.
-        indice_key: name under which the tensor keeps the kernel map, for an inverse convolution that goes back, and for
-            layers of the same geometry on the same voxels.
-        algo: accepted for code written for spconv, and ignored.
-        record_voxel_count: accepted for code written for spconv, and ignored.
-        name: kept as the attribute `name`, and not used.
-        subm: whether the outputs are the input voxels, each in the middle of its window.
-
-    Raises:
-        FormatError: a size is no whole number, too small, or given for another number of axes; when a kernel map is
-            made, a voxel is given twice or lies outside `spatial_shape`, no cell is left of it, or `subm` comes with an
-            even kernel or a stride above 1.
-        ShapeError: when called, a tensor with another number of axes.
-        OperandError: when called, x is no `SparseConvTensor`, its features are not floating point, or `indice_key` was
-            saved by a layer of another geometry or for other voxels.
+    As `SparseAvgPool3d`, with four coordinates in each row of the indices [N, 5].
 
     Example:
         >>> import torch
@@ -541,4 +382,4 @@ class SparseAvgPool4d(_SparseAvgPool):
     ndim = 4
 
 
-name_constructors(globals()[name] for name in __all__ if name != "SparsePool")
+complete_classes({name: globals()[name] for name in __all__ if name != "SparsePool"})

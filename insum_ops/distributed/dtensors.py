@@ -22,10 +22,10 @@ from ..compiler import (
     Var,
     bind,
     check_ranges,
-    gradients_one_by_one,
     parse,
     run_plain,
     run_plain_with_winners,
+    separate_gradients,
     whole_along,
 )
 from ..formats.facts import Fact
@@ -143,7 +143,7 @@ def _run_gradients(
     cls: Any, func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
 ) -> list[Tensor]:
     """Evaluate `insum_ops::run_gradients` over DTensors: each gradient is a statement, split by its own rule."""
-    return gradients_one_by_one(*args)
+    return separate_gradients(*args)
 
 
 whole_along[DTensor] = _whole_along

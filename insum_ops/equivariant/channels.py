@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..compiler import JointCall, one_by_one, outside_transforms, owned, planned, run_several, wanted_gradients
+from ..compiler import JointCall, outside_transforms, owned, planned, run_several, unbatch_gradients, wanted_gradients
 from ..formats import ELL
 from ..formats.facts import ConstantTables
 from ..formats.torch_state import (
@@ -201,7 +201,7 @@ class _Contraction(torch.autograd.Function):
         return owned(channels.run(target, dict(zip(names, tensors)), SRC, DST, size))
 
     @staticmethod
-    @one_by_one
+    @unbatch_gradients
     def backward(ctx: Any, upstream: Tensor) -> Any:
         SRC, DST, *tensors = ctx.saved_tensors
         channels, target, names = ctx.rest

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..compiler import one_by_one, outside_transforms, owned, wanted_gradients
+from ..compiler import outside_transforms, owned, unbatch_gradients, wanted_gradients
 from ..formats import ELL
 from ..formats.guard import may_keep
 from ..formats.torch_state import (
@@ -121,7 +121,7 @@ class _Contraction(torch.autograd.Function):
         return owned(product.run(forms, target, dict(zip(names, tensors)), seed, size))
 
     @staticmethod
-    @one_by_one
+    @unbatch_gradients
     def backward(ctx: Any, upstream: Tensor) -> Any:
         product, target, names = ctx.rest
         operands = dict(zip(names, ctx.saved_tensors))

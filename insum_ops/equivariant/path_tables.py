@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..compiler import LARGEST_TILE, LEAST_TILE, device_of, one_by_one, owned, power_of_two, wanted_gradients
+from ..compiler import LARGEST_TILE, LEAST_TILE, device_of, owned, power_of_two, unbatch_gradients, wanted_gradients
 from ..formats.facts import ConstantTables, Fact, OwnedRows
 from ..formats.guard import may_keep
 from ..formats.torch_state import is_compiling, is_watched, may_autocast, records_gradient
@@ -386,7 +386,7 @@ class _Contraction(torch.autograd.Function):
         return owned(tables.run(name, dict(zip(names, tensors)), seed, SRC))
 
     @staticmethod
-    @one_by_one
+    @unbatch_gradients
     def backward(ctx: Any, upstream: Tensor) -> Any:
         SRC, *tensors = ctx.saved_tensors
         tables, target, names = ctx.rest

@@ -98,7 +98,7 @@ def _in_place_product(composition: Composition, inputs: Sequence[Any], num_rows:
 
 def _plans(ctx: Any, saved: tuple[Tensor | None, ...], _: Tensor) -> Any:
     present = [tensor for tensor in saved if tensor is not None]
-    return ctx.composition.memory, ("product", ctx.absent), present, (ctx.num_rows,), True, ()
+    return ctx.composition.memory, ("product", ctx.absent), present, True, ()
 
 
 def _gradients(ctx: Any, wanted: tuple[bool, ...], upstream: Tensor, *tensors: Tensor) -> Any:

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from ..compiler import OperandError, has_kernels, one_by_one
+from ..compiler import OperandError, has_kernels, unbatch_gradients
 from ..formats.torch_state import PLAIN, is_free, is_transformed, records_gradient
 from ..functional import insum
 from .clebsch_gordan import Irreps
@@ -166,7 +166,7 @@ class _Gather(torch.autograd.Function):
         return _gathered(x, columns)
 
     @staticmethod
-    @one_by_one
+    @unbatch_gradients
     def backward(ctx: Any, upstream: Tensor) -> Any:
         columns, inverse = ctx.saved_tensors
         return gather(upstream, inverse, columns), None, None

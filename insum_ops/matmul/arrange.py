@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from ..compiler import one_by_one, outside_modes, outside_transforms
+from ..compiler import outside_modes, outside_transforms, unbatch_gradients
 from ..formats import BlockCOO, GroupCOO
 from ..formats.convert import Layout, block_grid, lay_out_entries, lay_out_groups, lay_out_unsorted
 from ..formats.guard import may_keep
@@ -91,7 +91,7 @@ class _Slots(torch.autograd.Function):
         return arranged.write(values)
 
     @staticmethod
-    @one_by_one
+    @unbatch_gradients
     def backward(ctx: Any, upstream: Tensor) -> Any:
         return ctx.arranged.read(upstream), None
 

@@ -20,7 +20,6 @@ from ..compiler import (
     followed,
     gradients_of,
     keep_learning,
-    one_by_one,
     outside_modes,
     outside_transforms,
     owned,
@@ -29,6 +28,7 @@ from ..compiler import (
     planned_backward,
     replayed,
     shortened,
+    unbatch_gradients,
 )
 from ..formats import COO, ELL, BlockCOO, BlockGroupCOO, GroupCOO
 from ..formats.convert import block_grid
@@ -245,7 +245,7 @@ def _plans(ctx: Any, saved: tuple[Tensor, Tensor, Tensor], _: Tensor) -> Any:
     (listed, slots, B), source = saved, ctx.source
     tensors = (source.slots(listed) if is_grad_enabled() else slots), B  # to be differentiated, of the values as listed
     arranged = source.arranged
-    return arranged.memory, ("trained", ctx.statement), tensors, (), False, arranged.pattern
+    return arranged.memory, ("trained", ctx.statement), tensors, False, arranged.pattern
 
 
 def _gradients(ctx: Any, wanted: tuple[bool, ...], upstream: Tensor, slots: Tensor, B: Tensor) -> Any:
@@ -463,7 +463,7 @@ class _Sampled(torch.autograd.Function):
         return owned(_sample(form, X, Y))
 
     @staticmethod
-    @one_by_one
+    @unbatch_gradients
     def backward(ctx: Any, upstream: Tensor) -> Any:
         check_pattern(ctx.form, ctx.pattern, "pattern")
         X, Y = ctx.saved_tensors

@@ -19,9 +19,9 @@ from ..compiler import (
     IndexRangeError,
     OperandError,
     ShapeError,
-    one_by_one,
     outside_modes,
     outside_transforms,
+    unbatch_gradients,
 )
 from ..formats.check import VALUE_DTYPES
 from ..formats.convert import block_grid, entry_keys
@@ -222,7 +222,7 @@ class _Slots(torch.autograd.Function):
         return source.arranged.write(_entries(ctx.pattern, source.merged))
 
     @staticmethod
-    @one_by_one
+    @unbatch_gradients
     def backward(ctx: Any, upstream: Tensor) -> Any:
         return ctx.source.like(ctx.pattern, ctx.source.arranged.read(upstream)), None
 
@@ -236,7 +236,7 @@ class _Compressed(torch.autograd.Function):
         return _sparse(A, indices, entries, True)
 
     @staticmethod
-    @one_by_one
+    @unbatch_gradients
     def backward(ctx: Any, upstream: Tensor) -> Any:
         if upstream.layout is ctx.layout and all(map(torch.equal, _indices(upstream), ctx.indices)):
             return upstream.values(), *[None] * 4  # that of `values()` holds the same index tensors: nothing waits

@@ -24,7 +24,9 @@ from problems import APPLICATIONS, GROUP_SPMM, Application, positions, problem, 
 from torch import Tensor
 
 from insum_ops import close_names, identity_cache, lru_cache
+from insum_ops.compiler.binding import power_of_two
 from insum_ops.compiler.codegen import Config, Flags, Kernel, emit
+from insum_ops.compiler.codegen.loops import MEASURED_ENTRIES, MeasuredEntries, entries_at_once
 from insum_ops.compiler.planning.schedule import schedules
 from insum_ops.compiler.tuning import problem as problem_module
 from insum_ops.compiler.tuning.problem import Candidate, Problem, candidates
@@ -409,6 +411,12 @@ def test_half_precision_meets_in_memory_as_it_was_told() -> None:
     assert "acc.to(tl.float16)" not in wide
 
 
+@pytest.mark.parametrize("row", MEASURED_ENTRIES, ids=lambda row: f"{row.columns} columns, {row.is_one_piece}")
+def test_as_many_entries_are_loaded_at_once_as_were_measured_to_be_best(row: MeasuredEntries) -> None:
+    each = power_of_two(row.columns) // 32 * row.itemsize
+    assert entries_at_once(each, row.is_one_piece) == min(row.by_count, key=row.by_count.__getitem__)
+
+
 @pytest.mark.parametrize("precision", ["ieee", "tf32", "tf32x3"])
 def test_precision_of_a_float32_dot(precision: str) -> None:
     A, B = values(256, 64, dtype=torch.float32), values(64, 256, dtype=torch.float32)
@@ -424,15 +432,20 @@ def test_float64_is_summed_in_float64() -> None:
 
 @contextmanager
 def called_functions() -> Iterator[set[CodeType]]:
-    """The compiler's own functions that are called meanwhile, once it is over."""
+    """The compiler's own functions that are called meanwhile, once it is over.
+
+    But those of statements, which keep what was asked of them before.
+    """
     found: set[CodeType] = set()
-    folder = os.path.join(Path(problem_module.__file__).parents[1], "")
+    compiler = Path(problem_module.__file__).parents[1]
+    folder, language = os.path.join(compiler, ""), os.path.join(compiler, "language", "")
     sys.setprofile(lambda frame, event, _: found.add(frame.f_code))
     try:
         yield found
     finally:
         sys.setprofile(None)
-        found -= {code for code in found if not code.co_filename.startswith(folder)}
+        files = {code: code.co_filename for code in found}
+        found -= {code for code, file in files.items() if not file.startswith(folder) or file.startswith(language)}
 
 
 def test_a_generator_version_knows_of_every_function_that_emits() -> None:

@@ -33,6 +33,7 @@ except ImportError:  # no Triton, not on Linux
     layouts = None  # type: ignore[assignment]
 
 __all__ = [
+    "SHORT_LENGTH",
     "ConstantTables",
     "Fact",
     "OwnedRows",
@@ -48,6 +49,7 @@ __all__ = [
 ONCE = " once"
 WHOLE, CUT, PACKED = " whole", " cut ", " packed "
 CONSTANTS = "known "
+SHORT_LENGTH = 64  # up to which a kernel's source may rely on a length, even if it varies from call to call
 NEAR = 1024  # pieces of rows, among which those of one length stand together; an estimate, not measured
 TEXTS = 256  # of constant tables whose parsed form is kept; a longer table would only be parsed again
 

@@ -15,6 +15,7 @@ from ..formats.facts import ConstantTables, Fact, OwnedRows
 from ..formats.guard import is_freed
 from ..formats.torch_state import (
     HALF,
+    OLDEST_GPU,
     default_dtype,
     is_capturing,
     is_deterministic,
@@ -42,7 +43,6 @@ __all__ = ["PreparedStatement", "Result", "Runner", "has_kernels", "prepare", "p
 
 PREPARED = 2048  # kept, of about 5 kB each
 SHAPE_CLASSES = 1024  # kept, of about 3 kB each
-OLDEST_GPU = (7, 5)  # the least compute capability that Triton compiles for
 
 _prepared: LRUCache[PreparedStatement] = LRUCache(PREPARED)
 _shape_classes: LRUCache[ShapeClass] = LRUCache(SHAPE_CLASSES)

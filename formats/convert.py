@@ -8,7 +8,7 @@ torch code on the device of its input; the host waits only for sizes: how many e
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import NoReturn
 
@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 from .check import check_inside
 from .device_kernels import runs_kernels
-from .facts import RowFacts, facts_by_kernels
+from .facts import RowFacts
 from .group_size import groups_of, size_on_gpu
 
 try:
@@ -104,8 +104,8 @@ def scatter_dense(entries: Entries, shape: Sizes, block_size: Sizes | None) -> T
 
 def merge(entries: Entries, grid: Sizes, group_dim: int) -> Entries:
     """Return entries ordered by the group dimension first, with duplicates added; refuse any outside of the grid."""
-    keys, is_inside, is_ascending = entry_keys(entries.coords, grid, group_dim)
-    if not is_inside:
+    keys, are_inside, is_ascending = entry_keys(entries.coords, grid, group_dim)
+    if not are_inside:
         check_inside(entries.coords, grid)
     return entries if is_ascending else _add_up(entries.coords, keys, (), entries.values, ())
 
@@ -124,7 +124,7 @@ def entry_keys(coords: Tensor, grid: Sizes, group_dim: int) -> tuple[Tensor, boo
     """Return a number for each of the entries [ndim, E] by which they are sorted, the group dimension first.
 
     Then come whether all of them lie inside the grid, and whether the numbers ascend, so that the entries are sorted
-    and distinct. The host waits for both at once.
+    and distinct.
     """
     if coords.shape[1] == 0:
         return _keys(coords, grid, group_dim), True, True
@@ -133,11 +133,15 @@ def entry_keys(coords: Tensor, grid: Sizes, group_dim: int) -> tuple[Tensor, boo
         outside, descending, *_ = tally.tolist()
         return keys, outside == 0, descending == 0
     keys = _keys(coords, grid, group_dim)
-    lowest, highest = coords.aminmax(dim=1)
-    is_ascending = (keys[1:] > keys[:-1]).all().to(coords.dtype)
-    *bounds, answer = torch.cat([lowest, highest, is_ascending.view(1)]).tolist()
-    is_inside = min(bounds[: len(grid)]) >= 0 and all([high < size for high, size in zip(bounds[len(grid) :], grid)])
-    return keys, is_inside, bool(answer)
+    return keys, is_inside(coords, grid), bool((keys[1:] > keys[:-1]).all())
+
+
+def is_inside(coords: Tensor, grid: Sizes) -> bool:
+    """Return whether all entries [ndim, E] lie inside the grid."""
+    if coords.shape[1] == 0:
+        return True
+    lowest, *highest = torch.cat([coords.amin().view(1), coords.amax(1)]).tolist()
+    return lowest >= 0 and all([high < size for high, size in zip(highest, grid)])
 
 
 def sort_order(coords: Tensor, grid: Sizes, group_dim: int) -> Tensor:
@@ -151,7 +155,7 @@ def sort_order(coords: Tensor, grid: Sizes, group_dim: int) -> Tensor:
 
 def lay_out_entries(coords: Tensor, grid: Sizes) -> Layout:
     """Return the layout of COO: entry p is value p."""
-    return Layout(tuple(c.to(_coord_dtype(size)) for c, size in zip(coords, grid, strict=True)), None)
+    return Layout(tuple(c.to(coord_dtype(size)) for c, size in zip(coords, grid, strict=True)), None)
 
 
 def lay_out_groups(
@@ -166,26 +170,21 @@ def lay_out_groups(
     size, num_groups = groups_of(positions, group_size, ones and coords.is_cuda) if len(rows) else (group_size or 1, 0)
     within = positions % size
     group = (within == 0).cumsum(0).sub_(1)
-    rows = rows.to(_coord_dtype(grid[group_dim]))
+    rows = rows.to(coord_dtype(grid[group_dim]))
     group_rows = rows.new_empty(num_groups).scatter_(0, group, rows)
     return _pad(coords, grid, group_dim, within.add_(group, alpha=size), (num_groups, size), group_rows)
 
 
-def lay_out_unsorted(coords: Tensor, grid: Sizes, group_dim: int, refuse: Callable[[], NoReturn]) -> Layout:
+def lay_out_unsorted(coords: Tensor, grid: Sizes, group_dim: int, refuse: Callable[[], NoReturn]) -> Layout | None:
     """Return the layout of GroupCOO of a matrix's entries in any order, each in a slot of its own, be it listed twice.
 
-    `refuse` raises the error for an entry outside the grid. For a matrix on a GPU the host waits once.
+    `refuse` raises the error for an entry outside the grid. The host waits once; None if no kernels do it.
     """
-    if coords.shape[1] and _has_kernels(coords, grid):
-        keys, tally = _keys_by_kernels(coords, grid, group_dim)
-        listed, width = keys.sort(stable=True), grid[1 - group_dim]
-        return _lay_out_by_kernels((listed.values, listed.indices), width, tally, grid, group_dim, None, refuse)
-    keys, is_inside, _ = entry_keys(coords.long(), grid, group_dim)
-    if not is_inside:
-        refuse()
-    order = keys.argsort(stable=True)
-    layout = lay_out_groups(coords.long().index_select(1, order), grid, group_dim, None)
-    return replace(layout, gather=None if layout.gather is None else layout.gather.after(order))
+    if not (coords.shape[1] and _has_kernels(coords, grid)):
+        return None
+    keys, tally = _keys_by_kernels(coords, grid, group_dim)
+    listed, width = keys.sort(stable=True), grid[1 - group_dim]
+    return _lay_out_by_kernels((listed.values, listed.indices), width, tally, grid, group_dim, None, refuse)
 
 
 @torch.inference_mode(False)  # facts are kept, and must be good for training too
@@ -210,11 +209,13 @@ def _lay_out_by_kernels(
     groups, rows_with_several = counted[: len(sizes)], counted[len(sizes) :]
     size = group_size or size_on_gpu(len(positions), num_rows, fullest + 1, groups)
     num_groups = groups[sizes.index(size)] if size in sizes else int((positions % size == 0).sum())
-    dtypes = _coord_dtype(grid[group_dim]), _coord_dtype(grid[1 - group_dim])
+    dtypes = coord_dtype(grid[group_dim]), coord_dtype(grid[1 - group_dim])
     AM, AK, source, is_padding = layouts.place(listed, width, positions, (num_groups, size), dtypes)
     facts = None
     if size > 1 and size in sizes and grid[group_dim] < 2**31:  # single entries are cut into pieces
-        facts = facts_by_kernels(AM, grid[group_dim], grid[group_dim] - num_rows + rows_with_several[sizes.index(size)])
+        facts = layouts.find_facts(
+            AM, grid[group_dim], grid[group_dim] - num_rows + rows_with_several[sizes.index(size)]
+        )
     return Layout((AM, AK) if group_dim == 0 else (AK, AM), Gather(source, is_padding), facts)
 
 
@@ -234,7 +235,7 @@ def lay_out_rows(coords: Tensor, grid: Sizes, group_dim: int) -> Layout:
     rows = coords[group_dim]
     positions = _positions_in_row(rows)
     width = 1 if len(grid) == 1 else int(positions.max()) + 1 if len(rows) else 0
-    slot = rows * width + positions
+    slot = rows.long() * width + positions
     return _pad(coords, grid, group_dim, slot, (grid[group_dim], width), None)
 
 
@@ -249,10 +250,11 @@ def _split_blocks(A: Tensor, block_size: Sizes) -> Tensor:
 
 
 def _keys(coords: Tensor, grid: Sizes, group_dim: int) -> Tensor:
-    """Return one int64 per entry, ordered as the entries are: by the group dimension, then by the others."""
-    keys, span = coords[group_dim], grid[group_dim]
+    """Return a number for each entry, ordered as the entries are: by the group dimension, then by the others."""
+    dtype = key_dtype(prod(grid))
+    keys, span = coords[group_dim].to(dtype), grid[group_dim]
     for dim in (dim for dim in range(len(grid)) if dim != group_dim):
-        digits, base = coords[dim], grid[dim]
+        digits, base = coords[dim].to(dtype), grid[dim]
         if span * base > 2**63 - 1:  # not 2**63, which a tracer's tensor is not compared with; ranks are small
             keys, digits = (torch.unique(x, return_inverse=True)[1] for x in (keys, digits))
             span = base = coords.shape[1]
@@ -298,10 +300,16 @@ def _pad(
         if dim == group_dim:
             placed.append(rows)
             continue
-        coord = coords[dim].to(_coord_dtype(size))[gather.source]
+        coord = coords[dim].to(coord_dtype(size))[gather.source]
         placed.append(coord if gather.is_padding is None else coord.masked_fill(gather.is_padding, -1))
     return Layout(tuple(placed), gather)
 
 
-def _coord_dtype(size: int) -> torch.dtype:
+def key_dtype(count: int) -> torch.dtype:
+    """Return the narrowest type of so many numbers to sort by: a sort takes as many passes as it has bytes."""
+    return torch.int16 if count < 2**15 else coord_dtype(count)
+
+
+def coord_dtype(size: int) -> torch.dtype:
+    """Return the type of the coordinates of a dimension."""
     return torch.int32 if size < 2**31 else torch.int64

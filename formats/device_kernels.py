@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .guard import may_keep
+from .torch_state import OLDEST_GPU
 
 try:
     import triton as _triton
@@ -14,7 +15,6 @@ except ImportError:  # not on Linux
 
 __all__ = ["compiles_for", "runs_kernels"]
 
-OLDEST_GPU = (7, 5)  # the least compute capability that Triton compiles for
 _young: dict[torch.device, bool] = {}  # not functools.cache, about which a tracer warns
 
 

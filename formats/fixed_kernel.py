@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,10 +11,10 @@ from torch import Tensor
 
 from .errors import FormatError
 from .guard import is_real
+from .torch_state import INTERPRETED
 
 __all__ = ["FixedKernel"]
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 SEVERAL_GPUS = torch.cuda.device_count() > 1
 INT32 = 2**31
 

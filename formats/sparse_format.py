@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .check import check_coords, check_dtype, check_group_size, check_parts, check_values, normal_dim
-from .convert import Entries, Gather, Layout, block_grid, scatter_dense, sort_order
+from .convert import Entries, Gather, Layout, block_grid, coord_dtype, key_dtype, scatter_dense, sort_order
 from .errors import FormatError
 from .facts import RowFacts
 from .from_tensors import FromTensors
@@ -620,12 +620,12 @@ class SparseFormat(Moves, NotTensor, FromTensors):
         """The values with a single axis before those of a block: [P*Q, *block_size]."""
         return self.values.flatten(0, len(self.value_axes) - 1)
 
-    def _entry_coords(self) -> Tensor:
+    def _entry_coords(self, dtype: torch.dtype = torch.int64) -> Tensor:
         """Return the coordinates of each of the flattened values: [ndim, P*Q]."""
         extents, spread = self._extents, [1] * (len(self.value_axes) - 1)
         full = []
         for dim, coord in enumerate(self.coords):
-            coord = torch.arange(extents[0], device=self.device) if coord is None else coord.long()
+            coord = torch.arange(extents[0], dtype=dtype, device=self.device) if coord is None else coord.to(dtype)
             coord = coord.view(-1, *spread) if dim == self.group_dim else coord
             full.append(coord.expand(extents).reshape(-1))
         return torch.stack(full)
@@ -664,11 +664,15 @@ class SparseFormat(Moves, NotTensor, FromTensors):
     def _regrouped(self, cache: PatternCache, group_dim: int, group_size: int | None) -> Regrouped:
         """Return the pattern grouped along another dimension or in other sizes, worked out anew."""
         grid, num_padding = block_grid(self.shape, self.block_size), cache.num_slots - cache.num_entries
-        coords, positions = self._entry_coords(), None
+        coords, positions = self._entry_coords(coord_dtype(max(grid))), None
         if num_padding and (group_dim == self.group_dim or prod(grid) >= 2**63):
             positions = self._positions()
             coords, num_padding = coords[:, positions], 0
-        order = sort_order(coords, grid, group_dim)[num_padding:]  # where -1 is sorted by, padding comes first
+        if self.ndim == 2 and group_dim != self.group_dim:  # entries ascend along the other dimension
+            order = coords[group_dim].to(key_dtype(grid[group_dim])).argsort(stable=True)
+        else:
+            order = sort_order(coords, grid, group_dim)
+        order = order[num_padding:]  # where -1 is sorted by, padding comes first
         layout = self._lay_out(coords.index_select(1, order), grid, group_dim, group_size)
         source = order if positions is None else positions[order]
         gather = Gather(source, None) if layout.gather is None else layout.gather.after(source)

@@ -6,6 +6,7 @@ of its names are torch's own functions, which cost no call more than they do the
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import partial
 from typing import NoReturn
@@ -18,6 +19,8 @@ from torch.autograd import forward_ad
 
 __all__ = [
     "HALF",
+    "INTERPRETED",
+    "OLDEST_GPU",
     "PLAIN",
     "UNSAFE_IN_GRAPHS",
     "as_autocast",
@@ -62,6 +65,8 @@ __all__ = [
 
 PLAIN = (Tensor, torch.nn.Parameter)
 HALF = (torch.float16, torch.bfloat16)
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"  # kernels run on any device, as Python
+OLDEST_GPU = (7, 5)  # the least compute capability that Triton compiles for
 # of operators that read sizes from the device, or keep memory of their first call, which mode="reduce-overhead" lends:
 # they run between the CUDA graphs that it makes
 UNSAFE_IN_GRAPHS = tuple([tag for tag in [getattr(torch.Tag, "cudagraph_unsafe", None)] if tag is not None])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from ...formats.facts import SHORT_LENGTH
+
 __all__ = ["SHORT_LENGTH", "bucket", "fact_class", "known_divisor", "power_of_two", "shape_class"]
 
-SHORT_LENGTH = 64  # up to which a source may rely on a length, even if it varies from call to call
 DIVISORS = (1024, 128, 16)  # the longest block; the longest that most kernels take; the shortest side of a dot
 NEAR = 2**28  # elements, above which bytes may pass what 32 bits count
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...formats.facts import OwnedRows, RowFacts
 from ...formats.guard import may_keep
+from ...formats.torch_state import INTERPRETED
 from ..language import Access, OperandError, Statement
 from .bind import Bound
 from .rewrite import Shape, rewrite
@@ -191,7 +192,7 @@ class Kind:
             form.block_size,
             form.group_dim,
             form.has_padding,
-            form.facts is not None,
+            (INTERPRETED or form.device.type != "cpu") and form.facts is not None,  # torch's operations read none
             form.value_source is not None,
             form.sets is not None,
         )

@@ -17,7 +17,7 @@ from ..language import Access, Const, Index, Var
 from .extremes import Competing
 from .gathers import VIEWS, Value
 from .products import Products
-from .rows import chosen_rows, row_sums, weighted_row_sums
+from .rows import chosen_rows, row_products, row_sums, weighted_row_sums
 
 __all__ = ["USUAL", "Faster", "Way", "direct_names", "names_of", "short_names"]
 
@@ -85,6 +85,39 @@ class Faster(Products):
         """Return True if one operand scales the other entry by entry, and the two are no vectors times matrices."""
         small, large = sorted((set(operand.axes) for operand in operands), key=len)
         return super().is_elementwise(operands, axes) and not (small - set(axes) and large - small)
+
+    def contract(self) -> Value:
+        """Return the product of the factors; that of rows which index tensors choose, without gathered rows."""
+        accesses = self.bound.statement.accesses
+        if self.is_on_cpu and len(accesses) == 2:
+            for rows, others in (accesses, accesses[::-1]):
+                if self.is_row_product(rows, others) and self.takes("by_rows"):
+                    return self.scaled(self.row_product(rows, others))
+        return super().contract()
+
+    def is_row_product(self, rows: Access, others: Access) -> bool:
+        """Return whether rows are multiplied by others and summed, one product for each position of their index."""
+        index, other = rows.indices[0] if rows.indices else None, others.indices[0] if others.indices else None
+        if not isinstance(index, Access) or not isinstance(other, Access) or index.name in self.padded:
+            return False
+        owners, places, summed = direct_names(index), direct_names(other), names_of(rows.indices[1:])
+        if not owners or not places or not summed or names_of(others.indices[1:]) != summed:
+            return False
+        has_one_dtype = all(self.bound.dtypes[access.name] == self.compute_dtype for access in (rows, others))
+        is_sampled = set(places) == set(self.bound.statement.free) and not set(places) & set(summed)
+        return has_one_dtype and is_sampled and places[: len(owners)] == owners
+
+    def row_product(self, rows: Access, others: Access) -> Value:
+        """Return products of rows, for factors of that form."""
+        index, other = rows.indices[0], others.indices[0]
+        assert isinstance(index, Access)
+        assert isinstance(other, Access)
+        tables = [self.tensors[access.name] for access in (rows, others)]
+        if len(rows.indices) > 2:
+            tables = [self.call(torch.flatten, table, 1) for table in tables]
+        places = tuple(map(str, other.indices))
+        product = self.call(row_products, tables[0], self.tensors[index.name], tables[1], self.tensors[other.name])
+        return Value(self.call(torch.reshape, product, self.sizes(places)) if len(places) > 1 else product, places)
 
     def batch_product(
         self, left: Value, right: Value, batch: list[str], rows: list[str], columns: list[str], summed: list[str]

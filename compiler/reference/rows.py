@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...formats.guard import ChangeGuard, may_keep
 
-__all__ = ["Groups", "add_rows", "chosen_rows", "grouped_entries", "row_sums", "weighted_row_sums"]
+__all__ = ["Groups", "add_rows", "chosen_rows", "grouped_entries", "row_products", "row_sums", "weighted_row_sums"]
 
 _ORDERS, _GROUPS = "_insum_row_orders", "_insum_groups"
 KEPT = 4  # orders with one index tensor: it may stand in statements with other rows or columns
@@ -102,6 +102,20 @@ def weighted_row_sums(
         gathered.masked_fill_((flat < 0).unsqueeze(1), 0)
     spread = index.reshape(-1, 1).expand(-1, flat.numel() // index.numel())
     return _added_up(gathered, spread, rows, is_padded)
+
+
+def row_products(table: Tensor, index: Tensor, other: Tensor, columns: Tensor) -> Tensor:
+    """Return `Y[p,q] += table[index[p],c] * other[columns[p,q],c]`, 0 where a column is -1, as a vector.
+
+    It is torch's gradient of the weights of `embedding_bag`, which multiplies rows where they lie.
+    """
+    flat, owners = columns.reshape(-1), index.reshape(-1)
+    if len(owners) < len(flat):
+        owners = owners.unsqueeze(1).expand(-1, len(flat) // len(owners)).reshape(-1)
+    if owners.dtype != flat.dtype:
+        owners, flat = owners.long(), flat.long()
+    weights_gradient = torch.ops.aten._embedding_bag_per_sample_weights_backward
+    return weights_gradient(table.contiguous(), other.contiguous(), flat, flat[:0], owners, 0)  # type: ignore[no-any-return]
 
 
 def chosen_rows(table: Tensor, dim: int, index: Tensor) -> Tensor:

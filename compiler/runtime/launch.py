@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import linecache
 import math
-import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -23,7 +22,7 @@ except ImportError:  # not on Linux: the FX graph runs everything
     triton = None
 
 from ...formats.facts import Fact, OwnedRows
-from ...formats.torch_state import is_capturing
+from ...formats.torch_state import INTERPRETED, is_capturing
 from ..binding import Bound, row_major
 from ..codegen import ALIGNED, NUMBERS, Kernel, Parameter
 from ..language import Statement, UnsupportedError
@@ -45,7 +44,6 @@ __all__ = [
     "refusing",
 ]
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 LARGEST_GRID = 2**31  # programs along a launch's first dimension
 SEVERAL_GPUS = torch.cuda.device_count() > 1
 TRITON_VERSION = triton.__version__ if triton is not None else "none"

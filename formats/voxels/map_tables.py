@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,8 +9,10 @@ import torch
 from torch import Tensor
 
 from ..device_kernels import compiles_for
-from ..facts import longest_first
+from ..facts import SHORT_LENGTH
 from ..guard import may_keep
+from ..row_facts import longest_first
+from ..torch_state import INTERPRETED
 from . import sort as voxel_sort
 
 try:
@@ -20,9 +21,6 @@ except ImportError:  # no Triton, not on Linux: sorting does it
     voxel_hash = None  # type: ignore[assignment]
 
 __all__ = ["GroupedMap", "Tables", "TiledMap", "maker"]
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
-SHORT_LENGTH = 64  # as in compiler/binding, which is above this: a kernel may be for one length up to it
 
 
 @dataclass(frozen=True, eq=False)

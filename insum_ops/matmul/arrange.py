@@ -10,15 +10,24 @@ import torch
 from torch import Tensor
 
 from ..compiler import outside_modes, outside_transforms, unbatch_gradients
-from ..formats import BlockCOO, GroupCOO
-from ..formats.convert import Layout, block_grid, lay_out_entries, lay_out_groups, lay_out_unsorted
+from ..formats import COO, BlockCOO, GroupCOO
+from ..formats.convert import (
+    Layout,
+    block_grid,
+    entry_keys,
+    is_inside,
+    lay_out_entries,
+    lay_out_groups,
+    lay_out_unsorted,
+)
 from ..formats.guard import may_keep
 from ..formats.sparse_format import SparseFormat
 from ..formats.torch_state import is_grad_enabled, is_transformed
 
-__all__ = ["Arranged", "arrange", "arrange_edges", "merge_map"]
+__all__ = ["Arranged", "Merged", "arrange", "arrange_edges", "arrange_listed"]
 
 Sizes = tuple[int, ...]
+Merged = tuple[Tensor, Tensor]  # the distinct coordinates [2, D], sorted, and which of them each entry has [E]
 
 
 @dataclass(eq=False)
@@ -66,8 +75,11 @@ class Arranged:
         slots: Tensor | None = vars(self).get("_slots")  # no cached property: a traced call must not keep it
         if slots is None:
             with outside_transforms(), outside_modes(*self.parts):
-                taken = (self.pattern.AK.flatten() >= 0).nonzero().flatten()
-                slots = torch.empty_like(taken).scatter_(0, self.source[taken], taken)
+                source, count = self.source, self.pattern.pattern_cache.num_entries
+                if self.pattern.has_padding:  # whose slots go to one that is cut off: nobody waits for their number
+                    source = torch.where(self.pattern.AK.flatten() >= 0, source, count)
+                every = torch.arange(len(source), device=source.device)
+                slots = source.new_empty(count + 1).scatter_(0, source, every)[:count]
             if may_keep(slots):
                 vars(self)["_slots"] = slots
         return slots
@@ -97,19 +109,18 @@ class _Slots(torch.autograd.Function):
 
 
 def arrange(coords: Tensor, values: Tensor, shape: Sizes, order: Tensor | None) -> Arranged:
-    """Lay entries at `coords` [2, E] out as a GroupCOO, or as a BlockCOO if `values` are blocks; `fill` adds values.
+    """Lay entries at `coords` [2, E] out: as blocks if `values` are, else as a COO or a GroupCOO; `fill` adds values.
 
     `order` sorts the entries by rows; None if rows ascend already, as those of a compressed matrix do. The coordinates
-    must lie in the shape, which is not checked.
+    must lie in the shape, which is not checked. A CPU sums entries by row offsets: groups would only be padding to it.
     """
     blocks = tuple(values.shape[1:])
     grid = block_grid(shape, blocks or None)
     in_order = coords if order is None else coords.index_select(1, order)
     nothing = values.new_zeros(())  # the values of a pattern: expanded, they take no memory
-    if blocks:
-        layout = lay_out_entries(in_order, grid)
-        parts = layout, nothing.expand(values.shape), len(values), shape
-        return Arranged(BlockCOO._laid_out(*parts, blocks=blocks), order)
+    if blocks or coords.is_cpu:
+        parts = lay_out_entries(in_order, grid), nothing.expand(values.shape), len(values), shape
+        return Arranged((BlockCOO if blocks else COO)._laid_out(*parts, blocks=blocks or None), order)
     layout = lay_out_groups(in_order, grid, 0, None)
     assert layout.gather is not None
     is_in_place = order is None and layout.gather.is_padding is None  # every group is full
@@ -118,11 +129,41 @@ def arrange(coords: Tensor, values: Tensor, shape: Sizes, order: Tensor | None) 
     return _in_groups(layout, nothing, len(values), shape, is_in_place)
 
 
+def arrange_listed(
+    coords: Tensor,
+    values: Tensor,
+    shape: Sizes,
+    refuse: Callable[[], NoReturn],
+    is_sorted: bool = False,
+    adds: bool = False,
+) -> tuple[Arranged, Merged | None]:
+    """Lay entries at `coords` [2, E] out that are listed in any order, or by rows if it `is_sorted`.
+
+    `refuse` raises for an entry outside the shape. If it `adds`, entries that are listed twice are one: then the result
+    has the distinct coordinates, and which of them each entry has.
+    """
+    grid = block_grid(shape, tuple(values.shape[1:]) or None)
+    if is_sorted and is_inside(coords, grid):
+        return arrange(coords, values, shape, None), None
+    keys, are_inside, is_ascending = entry_keys(coords, grid, 0)
+    if not are_inside:
+        refuse()
+    if is_ascending:
+        return arrange(coords, values, shape, None), None
+    keys, order = keys.sort(stable=True)
+    merged = _merge_map(coords, keys, order) if adds else None
+    if merged is None:
+        return arrange(coords, values, shape, order), None
+    return arrange(merged[0], values.new_zeros(()).expand(merged[0].shape[1]), shape, None), merged
+
+
 def arrange_edges(edge_index: Tensor, sizes: tuple[int, int], refuse: Callable[[], NoReturn]) -> Arranged:
-    """Lay the edges of a graph out as a GroupCOO [targets, sources]; `refuse` raises if one names an absent node."""
+    """Lay the edges of a graph out as a matrix [targets, sources]; `refuse` raises if one names an absent node."""
+    nothing, shape = torch.zeros((), device=edge_index.device), (sizes[1], sizes[0])
     layout = lay_out_unsorted(edge_index, sizes, 1, refuse)
-    nothing = torch.zeros((), device=edge_index.device)
-    layout, shape = replace(layout, coords=layout.coords[::-1]), (sizes[1], sizes[0])
+    if layout is None:
+        return arrange_listed(edge_index.flip(0), nothing.expand(edge_index.shape[1]), shape, refuse)[0]
+    layout = replace(layout, coords=layout.coords[::-1])
     return _in_groups(layout, nothing, edge_index.shape[1], shape, is_in_place=False)
 
 
@@ -134,7 +175,7 @@ def _in_groups(layout: Layout, nothing: Tensor, num_entries: int, shape: Sizes, 
     return Arranged(pattern, None if is_in_place else source.flatten())
 
 
-def merge_map(coords: Tensor, keys: Tensor, order: Tensor) -> tuple[Tensor, Tensor] | None:
+def _merge_map(coords: Tensor, keys: Tensor, order: Tensor) -> Merged | None:
     """Return the distinct coordinates [2, D], sorted, and which of them each entry has [E]; None if all differ.
 
     `keys` are what orders entries, in the order that sorts them.

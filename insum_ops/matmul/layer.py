@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from ..compiler import OperandError, ShapeError, UnsupportedError, outside_transforms
-from ..formats import GroupCOO
+from ..formats import COO, GroupCOO
 from ..formats.convert import block_grid
 from ..formats.errors import FormatError
-from ..formats.group_size import gpu_group_size
+from ..formats.group_size import gpu_group_size, group_size
 from ..formats.guard import ChangeGuards, may_keep
 from ..formats.sparse_format import SparseFormat
 from ..formats.torch_state import is_compiling, is_dynamo, is_traced, is_wrapped
@@ -81,6 +81,8 @@ class SpMM(NotScripted, nn.Module):
         super().__init__()
         with torch.no_grad():
             form = as_format(A)
+            if form is not A and type(form) is COO:  # as a CPU takes it; the layer may move to a GPU
+                form = _in_groups(form)
         if form.ndim != 2:
             raise ShapeError(f"A is a {type(form).__name__} of shape {list(form.shape)}; pass a matrix")
         # copies: an optimizer and load_state_dict change them in place, and A is not the layer's to change
@@ -263,6 +265,13 @@ class SpMM(NotScripted, nn.Module):
             self._rebuild()
         else:  # the pattern is what it was: the next call may be a compiled one
             pattern_cache.guard = guard
+
+
+def _in_groups(form: COO) -> GroupCOO:
+    """Return a matrix in groups of the size that `group_size` chooses, each entry in a slot of its own."""
+    counts = form.AM.new_zeros(form.shape[0]).index_add_(0, form.AM, torch.ones_like(form.AM))
+    pattern = form._pattern_along(0, group_size(counts))
+    return GroupCOO(pattern.coords, pattern.gather(form.values), form.shape)
 
 
 def _are_equal(before: Tensor | None, after: Tensor | None) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -24,14 +25,14 @@ from ..compiler import (
     unbatch_gradients,
 )
 from ..formats.check import VALUE_DTYPES
-from ..formats.convert import block_grid, entry_keys
+from ..formats.convert import block_grid
 from ..formats.errors import FormatError
 from ..formats.guard import SparseChangeGuard, may_keep
 from ..formats.sources import torch_entries
 from ..formats.sparse_format import SparseFormat
 from ..formats.torch_state import is_free, is_grad_enabled, is_transformed, modes, wants_gradient
 from ..identity_cache import ByIdentity
-from .arrange import Arranged, arrange, merge_map
+from .arrange import Arranged, Merged, arrange_listed
 
 __all__ = [
     "SparseSource",
@@ -49,7 +50,7 @@ class SparseSource:
     """A torch sparse tensor's pattern as a format. Entries that an uncoalesced COO tensor lists twice are one."""
 
     arranged: Arranged
-    merged: tuple[Tensor, Tensor] | None  # the distinct coordinates and which of them each value belongs to
+    merged: Merged | None  # None: no entry is listed twice
     guard: SparseChangeGuard | None = None  # of the tensor when the pattern was last known to be its own
     filled: SparseFormat | None = None  # with the values that it had then
     indices: tuple[Tensor, ...] = ()  # copies of the tensor's index tensors, made when it was first written to
@@ -163,16 +164,9 @@ def _refreshed(A: Tensor, cached: SparseSource | None, name: str) -> SparseSourc
         return SparseSource(before.arranged, None, indices=indices)
     shape = tuple(A.shape)
     grid = block_grid(shape, tuple(values.shape[1:]) or None)
-    keys, is_inside, is_ascending = entry_keys(coords, grid, 0)
-    if not is_inside:
-        _refuse_entries(coords, grid, name)
-    order, merged = None, None
-    if not (is_sorted or is_ascending):
-        keys, order = keys.sort(stable=True)
-        merged = merge_map(coords, keys, order) if A.layout is torch.sparse_coo else None
-    if merged is not None:
-        coords, values, order = merged[0], _merge(values, merged), None
-    return SparseSource(arrange(coords, values, shape, order), merged, indices=indices)
+    refuse = partial(_refuse_entries, coords, grid, name)
+    arranged, merged = arrange_listed(coords, values, shape, refuse, is_sorted, adds=A.layout is torch.sparse_coo)
+    return SparseSource(arranged, merged, indices=indices)
 
 
 def _is_alike(arranged: Arranged, A: Tensor) -> bool:
@@ -255,12 +249,12 @@ def _followed(
     return _sparse(A, indices, entries, is_coalesced)
 
 
-def _entries(A: Tensor, merged: tuple[Tensor, Tensor] | None) -> Tensor:
+def _entries(A: Tensor, merged: Merged | None) -> Tensor:
     values = (A._values() if A.layout is torch.sparse_coo else A.values()).detach()
     return values if merged is None else _merge(values, merged)
 
 
-def _merge(values: Tensor, merged: tuple[Tensor, Tensor]) -> Tensor:
+def _merge(values: Tensor, merged: Merged) -> Tensor:
     """Return the values of distinct coordinates, each the sum of those that are listed for it."""
     distinct, into = merged
     return values.new_zeros(distinct.shape[1]).index_add_(0, into, values)

@@ -24,11 +24,13 @@ from tolerances import assert_matches
 
 from insum_ops import sddmm, spmm
 from insum_ops.formats import GroupCOO
+from insum_ops.formats.convert import lay_out_groups
 from insum_ops.identity_cache import ByIdentity
 from insum_ops.matmul import edges as edges_module
 from insum_ops.matmul import torch_sparse as sparse_source
 from insum_ops.matmul.arrange import Arranged
 from insum_ops.matmul.operands import as_format
+from insum_ops.nn import SpMM
 
 pytestmark = SPARSE_WARNINGS
 KINDS = {**TENSORS, **BLOCKS}
@@ -38,7 +40,7 @@ KINDS = {**TENSORS, **BLOCKS}
 def counted(monkeypatch) -> dict[str, int]:
     """How often patterns were worked out and values gathered."""
     counts = {"arranged": 0, "filled": 0}
-    for module, name in ((sparse_source, "arrange"), (edges_module, "arrange_edges")):
+    for module, name in ((sparse_source, "arrange_listed"), (edges_module, "arrange_edges")):
         arrange = getattr(module, name)
 
         def counting(*args, arrange=arrange, **kwargs):
@@ -303,10 +305,23 @@ def test_an_inference_tensor_is_read_at_every_call():
 
 
 @pytest.mark.parametrize("kind", ["csr", "coo", "csc", "edges"])
-def test_unstructured_matrices_are_grouped_with_the_heuristic(kind):
+def test_a_layer_groups_unstructured_matrices_with_the_heuristic_and_a_product_on_a_cpu_not(kind):
     dense = random_matrix(40, 30)
-    form = as_format(edges(dense) if kind == "edges" else KINDS[kind](dense))
-    assert isinstance(form, GroupCOO)
-    assert form.group_size == GroupCOO.from_dense(dense).group_size
+    A = edges(dense) if kind == "edges" else KINDS[kind](dense)
+    assert SpMM(A).A.group_size == GroupCOO.from_dense(dense).group_size
+    form = as_format(A)
+    assert form.group_size == 1 if form.device.type == "cpu" else isinstance(form, GroupCOO)
     assert form.nnz == int((dense != 0).sum())
     assert_matches(form.to_dense(), dense)
+
+
+@pytest.mark.parametrize("group_size", [1, 3])
+def test_values_come_back_from_their_slots_in_the_order_of_their_list(group_size):
+    coords = torch.tensor([[2, 0, 2, 2, 0, 2], [1, 1, 0, 1, 3, 2]], device=DEVICE)
+    order = torch.tensor([1, 4, 2, 0, 3, 5], device=DEVICE)  # by rows, one entry twice
+    values = torch.arange(1.0, 7.0, device=DEVICE)
+    layout = lay_out_groups(coords[:, order], (3, 4), 0, group_size)
+    gather = layout.gather.after(order)
+    arranged = Arranged(GroupCOO._laid_out(layout, gather(values), 6, (3, 4)), gather.source.flatten())
+    assert torch.equal(arranged.read(arranged.write(values)), values)
+    assert torch.equal(arranged.coords, coords)

@@ -381,10 +381,6 @@ def test_a_mistake_is_named(wrong, message):
     assert str(caught.value) == message
 
 
-def test_formats_know_how_long_a_kernel_takes_a_length_for_its_own():
-    assert map_tables.SHORT_LENGTH == SHORT_LENGTH
-
-
 def test_a_group_holds_a_pair():
     with pytest.raises(FormatError, match=r"^group_size is 0; a group holds at least one pair$"):
         kernel_map(GOOD, [3, 4], 2, 3).grouped(0)

@@ -73,7 +73,8 @@ class BlockSparseLinear(NotScripted, nn.Module):
 
     To change the pattern, use `set_pattern_`, `prune_`, `load_patterns_` or `load_state_dict`, or assign a tensor to
     `coords`. If `coords` is overwritten in place, as an average over buffers does, the layer refuses to compute and to
-    be saved. Writes that torch does not count, such as `coords.data[0] = 1` or those through numpy, go unnoticed.
+    be saved; a graph of `torch.compile` does not compare, and multiplies by the blocks where `coords` has put them.
+    Writes that torch does not count, such as `coords.data[0] = 1` or those through numpy, go unnoticed.
 
     Under DistributedDataParallel pass `broadcast_buffers=False`, or the pattern is sent and compared at every step. In
     an `nn.TransformerEncoderLayer` the layer is called for inference too, where torch would read the weight of an

@@ -48,7 +48,7 @@ from .product import EXPR, product
 from .remap import check_optimizer, holders, moved_states, put_states, resize_, sources, take
 from .sharded import agreed, held_weight, shards_of
 from .state import Blocked, mismatch
-from .weight_format import WeightFormat, make_weight_format
+from .weight_format import WeightFormat, check_blocks, make_weight_format
 
 __all__ = ["BlockSparseLinear"]
 
@@ -73,7 +73,8 @@ class BlockSparseLinear(NotScripted, nn.Module):
 
     To change the pattern, use `set_pattern_`, `prune_`, `load_patterns_` or `load_state_dict`, or assign a tensor to
     `coords`. If `coords` is overwritten in place, as an average over buffers does, the layer refuses to compute and to
-    be saved. Writes that torch does not count, such as `coords.data[0] = 1` or those through numpy, go unnoticed.
+    be saved; a graph of `torch.compile` does not compare, and multiplies by the blocks where `coords` has put them.
+    Writes that torch does not count, such as `coords.data[0] = 1` or those through numpy, go unnoticed.
 
     Under DistributedDataParallel pass `broadcast_buffers=False`, or the pattern is sent and compared at every step. In
     an `nn.TransformerEncoderLayer` the layer is called for inference too, where torch would read the weight of an
@@ -256,7 +257,8 @@ class BlockSparseLinear(NotScripted, nn.Module):
         Raises:
             OperandError: x is no dense tensor of the weight's dtype and device, `coords` was overwritten with another
                 pattern, or it lists none, as after `to_empty`.
-            ShapeError: the last dimension of x is not in_features.
+            ShapeError: the last dimension of x is not in_features, or there is not a block of `weight` for each column
+                of `coords`.
 
         Example:
             >>> import torch
@@ -314,6 +316,7 @@ class BlockSparseLinear(NotScripted, nn.Module):
             raise OperandError(f"x is {x.dtype} but the weight is {W.dtype}; convert one with .to(), or use autocast")
         if x.device != W.device:
             raise OperandError(f"x is on {x.device} but the layer is on {W.device}; move one with .to()")
+        check_blocks(W.values, self.coords, self.block_size)
         height, width = W.shape
         if width != self.in_features:
             x = pad(x, (0, width - self.in_features))
@@ -471,13 +474,20 @@ class BlockSparseLinear(NotScripted, nn.Module):
 
         Raises:
             OperandError: `coords` was overwritten with another pattern, or lists none, as after `to_empty`.
+            ShapeError: there is not a block of `weight` for each column of `coords`.
 
         Example:
             >>> from insum_ops.nn import BlockSparseLinear
             >>> BlockSparseLinear(60, 64, block_size=16, density=0.5).as_format().shape
             (64, 64)
         """
-        return self._format(self._parameter("weight"), is_compiling()).as_shared()
+        return self._checked_format().as_shared()
+
+    def _checked_format(self) -> BlockCOO:
+        """Return what `_format` does; refuse a weight that was given another number of blocks in place."""
+        weight = self._parameter("weight")
+        check_blocks(weight, self.coords, self.block_size)
+        return self._format(weight, is_compiling())
 
     def _format(self, weight: Tensor, is_compiled: bool) -> BlockCOO:
         """Return the layer's weight as the statement reads it, over a pattern that nobody else has.
@@ -487,12 +497,14 @@ class BlockSparseLinear(NotScripted, nn.Module):
         cached = self._weight_format
         if cached is None or not (is_compiled or cached.is_of(self._buffers["coords"])):
             self._settle()
+            check_blocks(weight, self.coords, self.block_size)
             cached = make_weight_format(self.coords, weight, self.grid, cached)
             if may_keep(cached.coords, cached.pattern, cached.form.values):
                 self._weight_format = cached
                 self._is_undrawn = False  # the pattern that it holds by now was written there
         form = cached.form
         if form.values is not weight:  # another Parameter, or a call with other values by torch.func
+            check_blocks(weight, self.coords, self.block_size)
             form = form.with_values(weight)
             if isinstance(weight, nn.Parameter) and may_keep(weight, cached.pattern):
                 self._weight_format = replace(cached, form=form)
@@ -526,14 +538,14 @@ class BlockSparseLinear(NotScripted, nn.Module):
 
         Raises:
             OperandError: `coords` was overwritten with another pattern, or lists none, as after `to_empty`.
+            ShapeError: there is not a block of `weight` for each column of `coords`.
 
         Example:
             >>> from insum_ops.nn import BlockSparseLinear
             >>> BlockSparseLinear(60, 64, block_size=16, density=0.5).to_dense().shape
             torch.Size([64, 60])
         """
-        form = self._format(self._parameter("weight"), is_compiling())
-        return form.to_dense()[: self.out_features, : self.in_features]
+        return self._checked_format().to_dense()[: self.out_features, : self.in_features]
 
     def to_linear(self) -> nn.Linear:
         """Return an `nn.Linear` that computes the same.
@@ -543,6 +555,7 @@ class BlockSparseLinear(NotScripted, nn.Module):
 
         Raises:
             OperandError: `coords` was overwritten with another pattern, or lists none, as after `to_empty`.
+            ShapeError: there is not a block of `weight` for each column of `coords`.
 
         Example:
             >>> from insum_ops.nn import BlockSparseLinear

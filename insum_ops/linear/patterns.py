@@ -209,6 +209,8 @@ def inside_grid(coords: Tensor, grid: Pair) -> Tensor:
 
 def is_pattern(coords: Tensor, grid: Pair) -> bool:
     """Whether `coords` lists blocks of this grid row by row, none twice; uninitialised memory hardly ever does."""
+    if coords.ndim != 2 or len(coords) != 2 or coords.dtype not in (torch.int32, torch.int64):
+        return False
     rows, columns = coords.long()
     is_right = torch.cat([inside_grid(coords, grid), (rows * grid[1] + columns).diff() > 0])
     return torch.equal(is_right, torch.ones_like(is_right))  # not `bool`, of which a compiler warns

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from ..compiler import OperandError, UnsupportedError, outside_transforms
+from ..compiler import OperandError, ShapeError, UnsupportedError, outside_transforms
 from ..formats import BlockCOO
 from ..formats.guard import ChangeGuards
 from ..formats.torch_state import is_wrapped
 from .patterns import is_pattern
 
-__all__ = ["WeightFormat", "make_weight_format"]
+__all__ = ["WeightFormat", "check_blocks", "make_weight_format"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +34,16 @@ class WeightFormat:
         kept, other = self.pattern, coords
         is_alike = (kept.shape, kept.dtype, kept.device) == (other.shape, other.dtype, other.device)
         return is_alike and torch.equal(kept, other)
+
+
+def check_blocks(weight: Tensor, coords: Tensor, block_size: tuple[int, int]) -> None:
+    """Refuse a weight that does not have a block for each of `coords`."""
+    if weight.shape != (*coords.shape[-1:], *block_size):
+        raise ShapeError(
+            f"weight is {list(weight.shape)} but coords is {list(coords.shape)} and block_size {block_size}; there is "
+            "one block for each column of coords. If layers share a weight, prune_ and set_pattern_ of one change it "
+            "for all: give the others the same coords"
+        )
 
 
 def make_weight_format(

@@ -17,7 +17,7 @@ from ..formats.check import VALUE_DTYPES
 from ..formats.guard import ChangeGuard, may_keep
 from ..formats.parts import FormatParts, Kind, keep_pattern, register_kind
 from ..formats.sparse_format import SparseFormat
-from ..formats.torch_state import is_grad_enabled, is_wrapped
+from ..formats.torch_state import is_forward_mode, is_grad_enabled, is_wrapped
 from ..identity_cache import ByIdentity
 from .arrange import Arranged, arrange_edges
 
@@ -67,7 +67,7 @@ class Edges:
         if filled is not None and not wants_grad and filled.is_of(edge_weight):
             return filled.form
         _check_weights(edge_weight, self.arranged)
-        if wants_grad or is_wrapped(edge_weight):
+        if wants_grad or is_wrapped(edge_weight) or is_forward_mode():  # detached, they would lose a tangent
             return self.arranged.fill(edge_weight)
         guard = ChangeGuard.of(edge_weight)  # before they are read: another thread may write to them
         with outside_transforms():

@@ -668,3 +668,35 @@ def test_a_layer_on_the_meta_device_has_room_for_a_pattern():
     with pytest.raises(OperandError) as caught:
         BlockSparseLinear(48, 64, 16, pattern=mask.to("meta"), device="meta")
     assert str(caught.value) == "pattern is on the meta device, where it has no values; give one on another device"
+
+
+# weights of another number of blocks
+
+BLOCKS = (
+    "there is one block for each column of coords. If layers share a weight, prune_ and set_pattern_ of one change it "
+    "for all: give the others the same coords"
+)
+
+
+@pytest.mark.parametrize("use", ["forward", "no_grad", "to_dense", "as_format"])
+def test_a_weight_that_another_layer_has_pruned_is_refused_until_its_pattern_follows(use):
+    first = BlockSparseLinear(16, 16, 4, pattern=torch.ones(4, 4, dtype=torch.bool), bias=False)
+    second, x = BlockSparseLinear(16, 16, 4, pattern=first.mask, bias=False), torch.randn(3, 16)
+    second.weight = first.weight
+    for _ in range(3):
+        second(x)  # by a launch plan at last
+    first.prune_(0.5)
+    calls = {"forward": lambda: second(x), "to_dense": second.to_dense, "as_format": second.as_format}
+    with torch.set_grad_enabled(use != "no_grad"):
+        call = calls.get(use, calls["forward"])
+        assert_says(ShapeError, f"weight is [8, 4, 4] but coords is [2, 16] and block_size (4, 4); {BLOCKS}", call)
+    second.coords = first.coords
+    assert_matches(second(x), x.double() @ dense_weight(first).double().T)
+
+
+@pytest.mark.parametrize("coords", [torch.arange(16), torch.zeros(3, 16, dtype=torch.int32), torch.zeros(2, 16)])
+def test_coords_of_another_shape_or_type_are_no_pattern(coords):
+    layer = BlockSparseLinear(16, 16, 4, density=1.0)
+    layer.coords = coords
+    with pytest.raises(OperandError, match=r"coords does not list blocks of a \[4, 4\] grid in ascending order"):
+        layer(torch.randn(3, 16))

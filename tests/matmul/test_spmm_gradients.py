@@ -23,6 +23,7 @@ from sparse_inputs import (
 from statements import DEVICE
 from tolerances import assert_matches
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from insum_ops import spmm
 from insum_ops.formats import GroupCOO
@@ -52,6 +53,21 @@ def test_gradients_of_edge_weights(shape, reduce):
     B = random_dense(*shape).requires_grad_()
     assert gradcheck(lambda w, B: spmm((edge_index, w, size), B, reduce), (weight.requires_grad_(), B))
     assert gradgradcheck(lambda w, B: spmm((edge_index, w, size), B, reduce), (weight, B))
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_weights_of_edges_keep_their_tangents(reduce):
+    (edge_index, weight, size), B = edges(random_matrix(5, 4)), random_dense(4, 2)
+    tangent = torch.randn_like(weight)
+    expected = torch.zeros(5, 4, dtype=B.dtype, device=DEVICE)
+    expected[edge_index[1], edge_index[0]] = tangent
+    if reduce == "mean":
+        expected /= torch.bincount(edge_index[1], minlength=5).clamp(min=1)[:, None]
+    for _ in range(2):
+        spmm((edge_index, weight, size), B, reduce)  # a format is kept for them, without a tangent
+        with forward_ad.dual_level():
+            product = spmm((edge_index, forward_ad.make_dual(weight, tangent), size), B, reduce)
+            assert_matches(forward_ad.unpack_dual(product).tangent, expected @ B)
 
 
 @pytest.mark.parametrize("kind", {**TENSORS, **BLOCKS})

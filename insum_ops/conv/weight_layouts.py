@@ -82,7 +82,7 @@ def weight_from_conv(weight: Tensor) -> Tensor:
         >>> weight_from_conv(torch.nn.Conv3d(4, 8, kernel_size=3).weight).shape
         torch.Size([8, 3, 3, 3, 4])
     """
-    _check_dense("weight", weight)
+    _check_dense(weight)
     return weight.movedim(1, -1).contiguous()
 
 
@@ -107,7 +107,7 @@ def weight_from_conv_transpose(weight: Tensor, groups: int = 1) -> Tensor:
         >>> weight_from_conv_transpose(torch.nn.ConvTranspose3d(4, 8, kernel_size=2).weight).shape
         torch.Size([8, 2, 2, 2, 4])
     """
-    _check_dense("weight", weight)
+    _check_dense(weight)
     if groups < 1 or len(weight) % groups:
         raise ShapeError(f"weight has {len(weight)} input channels and groups is {groups}; groups must divide them")
     split = weight.reshape(groups, -1, *weight.shape[1:])  # [g, in / g, out / g, *kernel]
@@ -127,9 +127,9 @@ def _with_taps(kernel: Tensor, kernel_size: Sequence[int]) -> Tensor:
     return kernel
 
 
-def _check_dense(name: str, weight: Tensor) -> None:
+def _check_dense(weight: Tensor) -> None:
     if weight.ndim < 3:
-        raise ShapeError(f"{name} is {list(weight.shape)}; a dense convolution's has channels and at least one axis")
+        raise ShapeError(f"weight is {list(weight.shape)}; a dense convolution's has channels and at least one axis")
 
 
 def _first_axis_fastest(kernel: Tensor, kernel_size: Sequence[int]) -> Tensor:

@@ -33,6 +33,7 @@ All terms as one node of autograd:
 The product:
 
     decomposition  which terms, over which slots, with which part of the weights
+    traced_product  all of it as one operator, which torch.compile takes apart
     product        `tensor_product`: checks and broadcasting around a decomposition
     layers         `TensorProduct` and `FullyConnectedTensorProduct`
     from_e3nn      e3nn's products in a model, replaced

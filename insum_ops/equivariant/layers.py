@@ -237,7 +237,7 @@ class TensorProduct(NotScripted, nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a pickled layer; what an older version planned is planned again."""
         super().__setstate__(state)
-        if "decomposition" not in vars(self._product):
+        if "text" not in vars(self._product):
             irreps = self.irreps_in1, self.irreps_in2, self.irreps_out
             self._product = make_product(*irreps, tuple(self.instructions), self.layout)
         self._prepare()

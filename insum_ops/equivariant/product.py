@@ -14,11 +14,12 @@ from torch import Tensor
 from ..compiler import INDEX_DTYPES, IndexRangeError, OperandError, ShapeError, UnsupportedError, remembered_range
 from ..formats import GroupCOO
 from ..formats.guard import may_keep
-from ..formats.torch_state import is_autocast_enabled, is_watched
+from ..formats.torch_state import is_autocast_enabled, is_dynamo, is_watched
 from .clebsch_gordan import Irreps, read_irreps
 from .decomposition import Decomposition, decompose, takes_one_hot
 from .paths import Instruction, IrrepNormalization, PathNormalization, fully_connected, normalised
 from .slots import LayoutName
+from .traced_product import as_text, from_text, is_one_operator, traced_product
 
 __all__ = ["Product", "make_product", "tensor_product"]
 
@@ -140,7 +141,13 @@ def make_product(in1: Irreps, in2: Irreps, out: Irreps, instructions: tuple[Inst
     """Return a product for normalised instructions."""
     numel = sum(prod(path.path_shape) for path in instructions if path.has_weight)
     decomposition = (decompose if may_keep() else decompose.__wrapped__)(in1, in2, out, instructions, layout)
-    return Product(in1, in2, out, numel, takes_one_hot(in2, instructions), decomposition)
+    text = as_text((in1, in2, out), instructions, layout)
+    return Product(in1, in2, out, numel, takes_one_hot(in2, instructions), decomposition, text)
+
+
+def _from_text(text: str) -> Product:
+    irreps, instructions, layout = from_text(text)
+    return make_product(*irreps, instructions, layout)
 
 
 class Product:
@@ -154,11 +161,16 @@ class Product:
         weight_numel: int,
         takes_one_hot: bool,
         decomposition: Decomposition | None,  # None: no path has any product in it
+        text: str,  # by which `traced_product` knows the decomposition
     ) -> None:
-        self.in1, self.in2, self.out = in1, in2, out
+        self.in1, self.in2, self.out, self.text = in1, in2, out, text
         self.weight_numel, self.takes_one_hot, self.decomposition = weight_numel, takes_one_hot, decomposition
         self.dims: tuple[int, int, int] = (in1.dim, in2.dim, out.dim)
         self.last = ((in1.dim,), (in2.dim,))
+
+    def __reduce__(self) -> Any:
+        """A copy, or one from a pickle, shares the tables of all products like it, as `traced_product` does."""
+        return _from_text, (self.text,)
 
     def __call__(
         self,
@@ -216,11 +228,21 @@ class Product:
             return x.new_zeros(len(x), self.dims[2])
         return self.decomposition(x, y.regroup(1), weight)
 
-    def run(self, x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
-        """Return the product of tensors [b, ...] that were checked."""
+    def run(
+        self,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor | None,
+        src: Tensor | None = None,
+        dst: Tensor | None = None,
+        num_rows: int = 0,
+    ) -> Tensor:
+        """Return the product of tensors [b, ...] that were checked, [num_rows, ...] along edges."""
         if self.decomposition is None:
-            return x.new_zeros(y.shape[0], self.dims[2])
-        return self.decomposition(x, y, weight)
+            return x.new_zeros(y.shape[0] if dst is None else num_rows, self.dims[2])
+        if is_dynamo() and is_one_operator():
+            return traced_product(self.text, x, y, weight, src, dst, num_rows)  # type: ignore[no-any-return]
+        return self.decomposition(x, y, weight, src, dst, num_rows)
 
     def along_edges(
         self,
@@ -250,9 +272,7 @@ class Product:
         rows = x.shape[0] if num_nodes is None else _whole_number(num_nodes)
         _check_positions("src", src, "x has {} nodes", x.shape[0])
         _check_positions("dst", dst, "there are {} nodes", rows)
-        if self.decomposition is None:
-            return x.new_zeros(rows, self.dims[2])
-        return self.decomposition(x, y, weight, src, dst, rows)
+        return self.run(x, y, weight, src, dst, rows)
 
     def broadcast(self, *leads: Lead) -> Lead:
         """Return the leading dimensions that x, y and weight broadcast to; refuse those that do not broadcast."""

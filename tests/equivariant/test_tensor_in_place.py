@@ -180,13 +180,13 @@ def test_saved_tensors_may_come_back_in_another_layout(name):
             assert_matches(one, other)
 
 
-def test_copies_and_pickles_know_nothing_yet():
+def test_copies_and_pickles_share_what_is_known():
     ours = CASES["each"].built()
     given, _ = operands(CASES["each"], ours)
     expected = ours(*given)
     assert ours._product.decomposition.memory
     for copied in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
-        assert not copied._product.decomposition.memory
+        assert copied._product.decomposition is ours._product.decomposition
         assert_matches(copied(*given), expected)
 
 

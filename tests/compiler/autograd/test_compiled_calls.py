@@ -304,6 +304,24 @@ def test_a_compiled_statement_over_tensors_asks_few_functions_of_ours_whether_th
     assert 0 < count <= 40  # each is asked at every call; the way of formats has about a hundred
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_compiled_product_asks_few_guards_and_has_no_table_among_its_inputs():
+    layer = nn.FullyConnectedTensorProduct("2x0e+2x1o", "0e+1o", "2x0e+2x1o")
+
+    def product(x, y):
+        return layer(x, y).square().sum()
+
+    graphs, given = [], [torch.randn(5, 8, requires_grad=True), torch.randn(5, 4)]
+    backend = aot_autograd(fw_compiler=lambda graph, inputs: graphs.append(len(inputs)) or make_boxed_func(graph))
+    torch._dynamo.reset()
+    run, learning = torch.compile(product, fullgraph=True, backend=backend), [given[0], layer.weight]
+    for one, other in zip(*[torch.autograd.grad(function(*given), learning) for function in (run, product)]):
+        torch.testing.assert_close(one, other, **TOLERANCE[torch.float32])
+    assert graphs[0] == 3  # x, y and the weights
+    (entry,) = torch._dynamo.eval_frame._debug_get_cache_entry_list(product.__code__)
+    assert 0 < str(entry.guard_manager).count("GuardManager: source=") <= 90  # of all that is read there were 400
+
+
 def test_a_compiled_statement_follows_autocast_inside_of_what_is_compiled():
     def statement(A, B):
         with torch.autocast(A.device.type, dtype=torch.bfloat16):

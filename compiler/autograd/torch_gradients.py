@@ -33,7 +33,7 @@ SHARE = 16  # of the machine's memory: what torch may keep for the gradients of 
 BY_TORCH, AS_STATEMENTS = "by torch", "as statements"
 
 _choices: LRUCache[str] = LRUCache(CHOICES)
-_engine: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+_engine: Any = torch.autograd.Variable._execution_engine
 _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)  # of who runs backward
 
 Graph = Callable[[list[Tensor]], Tensor]  # of detached tensors: a value that torch can differentiate

@@ -35,7 +35,7 @@ from .operators import call as call_plain
 from .operators import differentiate, run_plain, run_plain_with_winners
 from .planned_backward import Plans, format_key, planned_backward
 from .run_gradients import traced_gradients
-from .torch_gradients import by_torch, differentiated, gradients_by_torch, graph_of
+from .torch_gradients import by_torch, differentiated, gradients_by_torch, graph_of, may_go_by_graph
 from .wanted import wanted_gradients
 
 __all__ = ["differentiable"]
@@ -113,7 +113,10 @@ def _learned(
         summed = lambda graph, *leaves: _Sum.apply((call._replace(graph=graph), None), *leaves)
         graph = graph_of(call.expr, operands, call.size, plan, summed)
         if graph is not None:
-            return summed(graph, *tensors)  # type: ignore[no-any-return]
+            result = summed(graph, *tensors)
+            by_graph = partial(_learn_by_graph, call._replace(graph=graph))
+            keep_learning(cache, key, tensors, by_graph, numbers, makes_value=True)
+            return result  # type: ignore[no-any-return]
     if place is None and may_have_steps(call.expr):
         plan_key, cold = ("in steps", rounds_float32(), key), run
         run = lambda *_: value_in_steps(call.evaluate, _gradients, call.expr, operands, call.size, cold)
@@ -129,6 +132,13 @@ def _learn(
 ) -> Any:
     """Return the value of a sum over plain tensors with its gradients recorded."""
     return (apply or _apply_sum)((call, value), *tensors)
+
+
+def _learn_by_graph(
+    call: _Call, _: None, tensors: Sequence[Tensor], given: tuple[Mapping[str, Any], dict[Any, Any]]
+) -> Any:
+    """Return the value of a sum that torch differentiates; None if it may not now."""
+    return _apply_sum((call, None), *tensors) if may_go_by_graph(call.expr, given[0]) else None
 
 
 def _learn_sparse(

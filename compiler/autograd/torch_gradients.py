@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...formats.torch_state import PLAIN, has_saving_hooks, is_deterministic, is_wrapped
+from ...formats.torch_state import PLAIN, deterministic_flag, has_saving_hooks, is_deterministic, is_wrapped
 from ...lru_cache import LRUCache
 from ..binding import bucket
 from ..language import InsumError, parse
@@ -33,6 +33,8 @@ SHARE = 16  # of the machine's memory: what torch may keep for the gradients of 
 BY_TORCH, AS_STATEMENTS = "by torch", "as statements"
 
 _choices: LRUCache[str] = LRUCache(CHOICES)
+_engine: Any = torch.autograd.Variable._execution_engine
+_keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)  # of who runs backward
 
 Graph = Callable[[list[Tensor]], Tensor]  # of detached tensors: a value that torch can differentiate
 Summed = Callable[..., Tensor]  # of a graph or None, and tensors: the value, with gradients by torch or as statements
@@ -45,7 +47,7 @@ def by_torch(expr: str, operands: Mapping[str, Any], size: Sequence[int] | None)
     and what is kept for them is no more than what the sum makes on its way. Where a tensor or the result is empty,
     nothing would lead to the tensors.
     """
-    return not _has_index(expr) and _may_be_torchs(expr, operands, size)
+    return not _index_names(expr) and _may_be_torchs(expr, operands, size)
 
 
 def graph_of(
@@ -61,7 +63,8 @@ def graph_of(
     if tuning_mode() == "off" or is_deterministic() or has_saving_hooks() or not _may_be_torchs(expr, operands, size):
         return None
     cache, call_key, _, tensors, numbers, varies, pattern = plan
-    run = lambda *leaves: run_plain(expr, ",".join(operands), size, list(leaves), None)
+    names = ",".join(operands)  # not the operands: a graph is kept for calls to come
+    run = lambda *leaves: run_plain(expr, names, size, list(leaves), None)
     graph = lambda leaves: planned(cache, ("graph", call_key), run, leaves, numbers, varies, pattern, "learns")
     layouts = [(tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad) for tensor in tensors]
     key = expr, tuple(operands), size, tuning_mode(), *layouts
@@ -73,9 +76,14 @@ def graph_of(
     return graph if choice == BY_TORCH and not _hides(expr, operands) else None
 
 
+def may_go_by_graph(expr: str, operands: Mapping[str, Tensor]) -> bool:
+    """Return whether a call like one that had a graph may be differentiated by torch too: see `graph_of`."""
+    return not (deterministic_flag() or has_saving_hooks() or _hides(expr, operands))
+
+
 def _hides(expr: str, operands: Mapping[str, Tensor]) -> bool:
     """Return whether an index tensor of a statement holds -1."""
-    return any(low < 0 for low, _ in remembered_ranges(*[operands[name] for name in parse(expr).index_names]))
+    return any([low < 0 for low, _ in remembered_ranges(*[operands[name] for name in _index_names(expr)])])
 
 
 def differentiated(graph: Graph, tensors: Sequence[Tensor], needs_grads: Sequence[bool]) -> list[Tensor]:
@@ -89,11 +97,13 @@ def differentiated(graph: Graph, tensors: Sequence[Tensor], needs_grads: Sequenc
 def gradients_by_torch(kept: Sequence[Tensor], needs_grads: Sequence[bool], grad_output: Tensor) -> list[Tensor | None]:
     """Return the gradient of each tensor that needs one, by what `differentiated` returned; None for the others.
 
-    The graph is there until the caller's own is released, who may ask again. A gradient is laid out as a statement's
-    is: torch's may have one number in the place of many.
+    The graph stays if the caller's own does, who may ask again; else what torch has kept is let go on the way, so that
+    gradients lie in memory that the processor has just used. A gradient is laid out as a statement's is: torch's may
+    have one number in the place of many.
     """
     *leaves, value = kept
-    grads = iter(torch.autograd.grad(value, leaves, grad_output, retain_graph=True))
+    # `torch.autograd.grad` without its checks, which took a tenth of a millisecond where other work has used the caches
+    grads = iter(_engine.run_backward((value,), (grad_output,), _keeps_graph(), False, tuple(leaves), False, False))
     return [next(grads).contiguous() if needs else None for needs in needs_grads]
 
 
@@ -116,8 +126,8 @@ def _reads_all(expr: str, names: tuple[str, ...]) -> bool:
 
 
 @lru_cache(maxsize=STATEMENTS_KEPT)
-def _has_index(expr: str) -> bool:
-    return bool(parse(expr).index_accesses)
+def _index_names(expr: str) -> tuple[str, ...]:
+    return parse(expr).index_names
 
 
 def _chosen(expr: str, operands: Mapping[str, Tensor], size: Sequence[int] | None, graph: Graph, summed: Summed) -> str:

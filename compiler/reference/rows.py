@@ -18,7 +18,7 @@ from ...formats.guard import ChangeGuard, may_keep
 
 __all__ = ["Groups", "add_rows", "chosen_rows", "grouped_entries", "row_products", "row_sums", "weighted_row_sums"]
 
-_ORDERS, _GROUPS = "_insum_row_orders", "_insum_groups"
+_ORDERS, _GROUPS = "_insum_row_orders", "_insum_entry_groups"
 KEPT = 4  # orders with one index tensor: it may stand in statements with other rows or columns
 LONG, PART = 256, 128  # entries of a row from which on it is summed in parts, and those of a part
 GLANCE = 64  # positions that are looked at before all of them are

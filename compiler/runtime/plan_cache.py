@@ -152,8 +152,15 @@ def replayed(
     return None
 
 
-def _learned(layout: _Layout, learn: Learn, tensors: Sequence[Tensor], numbers: tuple[int, ...], given: Any) -> Any:
-    """Return what `learn` makes of a call's value, which its plan computes without gradients; None without a plan."""
+def _learned(
+    layout: _Layout | None, learn: Learn, tensors: Sequence[Tensor], numbers: tuple[int, ...], given: Any
+) -> Any:
+    """Return what `learn` makes of a call's value, which its plan computes without gradients; None without a plan.
+
+    Without a layout, `learn` makes the value too.
+    """
+    if layout is None:
+        return learn(None, tensors, given)
     set_grad_enabled(False)
     try:
         for plan in layout.plans:
@@ -174,6 +181,7 @@ def keep_learning(
     learn: Learn,
     numbers: tuple[int, ...] = (),
     plan_key: object = None,
+    makes_value: bool = False,
 ) -> None:
     """Let `replayed` serve calls like this one where gradients are recorded, once the value of this one has a plan.
 
@@ -185,10 +193,14 @@ def keep_learning(
             cache's owner holds too: that is in `given`.
         numbers: sizes, as `planned` was given them.
         plan_key: by which `planned` was asked for the value without gradients; None for `call_key`.
+        makes_value: whether `learn` makes the value too, and is given None for it.
     """
     recent_key = call_key, numbers, len(tensors), True
     recent = cache.get(recent_key)
     if recent == () or transforms() is not None or may_autocast():
+        return
+    if makes_value:
+        cache[recent_key] = _with_recent(recent or (), None, tensors, learn)
         return
     call = ("", call_key if plan_key is None else plan_key)
     key = _key((call, numbers, len(tensors), float32_precision(), is_deterministic()), tensors)
@@ -362,7 +374,7 @@ def _recorded(
 
 
 def _with_recent(
-    recent: tuple[Any, ...], layout: _Layout, tensors: Sequence[Tensor], learn: Learn | None = None
+    recent: tuple[Any, ...], layout: _Layout | None, tensors: Sequence[Tensor], learn: Learn | None = None
 ) -> tuple[Any, ...]:
     """Return the recent layouts with one more, each behind its guard; nothing if there would be more than a few.
 

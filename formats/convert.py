@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 from .check import check_inside
 from .device_kernels import runs_kernels
-from .facts import RowFacts, facts_by_kernels
+from .facts import RowFacts
 from .group_size import groups_of, size_on_gpu
 
 try:
@@ -213,7 +213,9 @@ def _lay_out_by_kernels(
     AM, AK, source, is_padding = layouts.place(listed, width, positions, (num_groups, size), dtypes)
     facts = None
     if size > 1 and size in sizes and grid[group_dim] < 2**31:  # single entries are cut into pieces
-        facts = facts_by_kernels(AM, grid[group_dim], grid[group_dim] - num_rows + rows_with_several[sizes.index(size)])
+        facts = layouts.find_facts(
+            AM, grid[group_dim], grid[group_dim] - num_rows + rows_with_several[sizes.index(size)]
+        )
     return Layout((AM, AK) if group_dim == 0 else (AK, AM), Gather(source, is_padding), facts)
 
 

@@ -20,17 +20,9 @@ from functools import cached_property, lru_cache
 from hashlib import sha256
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from .device_kernels import runs_kernels
 from .errors import FormatError
-
-try:
-    from . import layouts
-except ImportError:  # no Triton, not on Linux
-    layouts = None  # type: ignore[assignment]
 
 __all__ = [
     "SHORT_LENGTH",
@@ -40,17 +32,13 @@ __all__ = [
     "RowFacts",
     "Tables",
     "WrittenOnce",
-    "facts_by_kernels",
-    "longest_first",
     "piece_count",
-    "row_facts",
 ]
 
 ONCE = " once"
 WHOLE, CUT, PACKED = " whole", " cut ", " packed "
 CONSTANTS = "known "
 SHORT_LENGTH = 64  # up to which a kernel's source may rely on a length, even if it varies from call to call
-NEAR = 1024  # pieces of rows, among which those of one length stand together; an estimate, not measured
 TEXTS = 256  # of constant tables whose parsed form is kept; a longer table would only be parsed again
 
 Tables = Mapping[str, Any]  # by the names of tensors: their numbers, in nested lists
@@ -284,49 +272,6 @@ class RowFacts:
         return OwnedRows(rows, tiles, *tensors, cut=self.cut, is_packed=self.is_packed)
 
 
-def row_facts(
-    rows: Tensor, num_rows: int, cut: int = 0, is_packed: bool = False, columns: Tensor | None = None
-) -> RowFacts:
-    """Work out the facts about `rows` [P], the ascending row of each group; if `cut`, with pieces of so many groups.
-
-    Pieces of rows come in the order of their `columns` [P], if these are given.
-
-    >>> facts = row_facts(torch.tensor([0, 2, 2]), num_rows=4)
-    >>> facts.pointers.tolist(), facts.is_shared.tolist(), facts.rows_to_zero.tolist(), facts.order.tolist()
-    ([0, 1, 1, 3, 3], [False, True, True], [1, 2, 3], [2, 0, 1, 3])
-    """
-    if len(rows) and num_rows and max(len(rows), num_rows) < 2**31 and not cut and runs_kernels(rows):
-        return facts_by_kernels(rows.contiguous(), num_rows)
-    rows = rows.long()
-    bounds = torch.arange(num_rows + 1, device=rows.device)
-    pointers = torch.searchsorted(rows, bounds, out_int32=len(rows) < 2**31)
-    groups = pointers.diff().long()
-    pieces, has_one = None, groups == 1
-    if is_packed:
-        pieces, is_shared = _pack(rows, pointers, cut)
-        has_one = groups > 0
-        has_one[rows[pieces[::2][is_shared].long()]] = False
-    elif cut:
-        groups = (groups + cut - 1) // cut
-        pieces, rows = _cut(pointers, groups, len(rows), cut, columns)
-        is_shared, has_one = groups[rows] > 1, groups == 1
-        is_shared = pad(is_shared, (0, len(pieces) // 2 - len(is_shared)))  # launch plans know a grid of pieces by it
-    else:
-        is_shared = groups[rows] > 1
-    to_zero = (~has_one).nonzero().flatten()
-    return RowFacts(pointers, is_shared, to_zero, longest_first(pointers), pieces, cut, is_packed)
-
-
-def facts_by_kernels(rows: Tensor, num_rows: int, zeros: int | None = None) -> RowFacts:
-    """Return what `row_facts` does of rows that are not cut, on a GPU.
-
-    `zeros` is how many rows have another number of groups than one; None if the host is to wait for it.
-    """
-    pointers, lengths, ends = layouts.point(rows, num_rows)
-    to_zero, is_shared = layouts.spread(rows, pointers, ends, int(ends[-1]) if zeros is None else zeros)
-    return RowFacts(pointers, is_shared, to_zero, lengths.argsort(descending=True, stable=True).int())
-
-
 def piece_count(num_rows: int, num_groups: int, cut: int, is_packed: bool = False) -> int:
     """Return how many pieces of `cut` groups a fact has: a grid follows from shapes, the last ones may have no group.
 
@@ -334,57 +279,3 @@ def piece_count(num_rows: int, num_groups: int, cut: int, is_packed: bool = Fals
     (7, 4)
     """
     return -(-num_groups // cut) if is_packed else num_rows + num_groups // cut
-
-
-def _pack(rows: Tensor, pointers: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Return where pieces begin and end, and which are parts of a long row: one for each `size` groups.
-
-    A piece begins with the first row that begins among its groups. If none does, all of them belong to one row: then it
-    begins with that row, if this left the piece before with others, else with the first of its groups.
-
-    >>> pieces, is_part = _pack(torch.tensor([0, 0, 1, 2, 2, 2, 2, 2, 2, 3]), torch.tensor([0, 2, 3, 9, 10]), 2)
-    >>> pieces.view(-1, 2).tolist(), is_part.tolist()
-    ([[0, 2], [2, 3], [3, 6], [6, 9], [9, 10]], [False, False, True, True, False])
-    """
-    places = torch.arange(0, len(rows), size, device=rows.device)
-    starts, ends = pointers[rows[places]].long(), pointers[rows[places] + 1].long()  # of the rows of these groups
-    nexts = torch.where(starts == places, places, ends)  # where the next row begins
-    has_start = nexts < (places + size).clamp(max=len(rows))
-    follows = (starts >= places - size) & (starts != torch.cat([nexts[:1], nexts[:-1]]))
-    firsts = torch.where(has_start, nexts, torch.where(follows, starts, places))
-    lasts = pad(firsts, (0, 1), value=len(rows))[1:]
-    row = rows[firsts]
-    is_part = (pointers[row] < firsts) | (pointers[row + 1] > lasts)
-    return torch.stack([firsts, lasts], 1).flatten().to(pointers.dtype), is_part
-
-
-def _cut(
-    pointers: Tensor, counts: Tensor, num_groups: int, cut: int, columns: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return where pieces begin and end, and the row of each, if row r has counts[r] pieces of about the same length.
-
-    Programs that run at once have neighbouring pieces. In the order of the column in their middle these read the same
-    rows of another factor, which are then in the cache: products with 256 columns of float32 took an H200 0.099 ms and
-    not 0.162 (ogbl-ddi), 0.050 and not 0.061 (blogcatalog3), 0.156 and not 0.176 (fb-Cornell5), and 0.188 and not 0.188
-    (gowalla-bip). Of `NEAR` neighbours the longest come first, so that none waits for a longer one.
-
-    >>> pieces, rows = _cut(torch.tensor([0, 1, 1, 71]), torch.tensor([1, 0, 3]), 71, 32)
-    >>> pieces.tolist(), rows.tolist()
-    ([47, 71, 1, 24, 24, 47, 0, 1, 0, 0], [2, 2, 2, 0])
-    """
-    lengths = pointers.diff().long()
-    rows = torch.repeat_interleave(counts)
-    number = torch.arange(len(rows), device=rows.device)
-    place, count = number - (counts.cumsum(0) - counts)[rows], counts[rows]
-    first, last = (pointers[rows] + lengths[rows] * at // count for at in (place, place + 1))
-    if columns is not None:
-        number = columns[(first + last) // 2].argsort(stable=True).argsort()
-    order = (number // NEAR * (cut + 1) + cut - (last - first)).argsort(stable=True)
-    pieces = pointers.new_zeros(piece_count(len(lengths), num_groups, cut), 2)
-    pieces[: len(rows)] = torch.stack([first, last], 1)[order].to(pieces.dtype)
-    return pieces.flatten(), rows[order]
-
-
-def longest_first(pointers: Tensor) -> Tensor:
-    """Return the rows whose groups begin at `pointers`, those with the most groups first."""
-    return pointers.diff().argsort(descending=True, stable=True).int()

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from . import layout_kernels as kernels
+from .facts import RowFacts
 from .fixed_kernel import FixedKernel
 from .group_size import SIZES_ON_GPU
 
-__all__ = ["SURVEYED", "list_keys", "new_tally", "place", "point", "spread", "survey"]
+__all__ = ["SURVEYED", "find_facts", "list_keys", "new_tally", "place", "point", "spread", "survey"]
 
 BLOCK = 256
 SURVEYED = SIZES_ON_GPU
@@ -75,6 +76,16 @@ def place(
     constants = size > 1, width is not None, BLOCK
     _place((-(-entries // BLOCK), 1), tensors, (entries, size, width or 1), constants)
     return AM, AK, source, is_padding if groups * size > entries else None
+
+
+def find_facts(rows: Tensor, num_rows: int, zeros: int | None = None) -> RowFacts:
+    """Return the facts about the ascending row of each group, which are not cut.
+
+    `zeros` is how many rows have another number of groups than one; None if the host is to wait for it.
+    """
+    pointers, lengths, ends = point(rows, num_rows)
+    to_zero, is_shared = spread(rows, pointers, ends, int(ends[-1]) if zeros is None else zeros)
+    return RowFacts(pointers, is_shared, to_zero, lengths.argsort(descending=True, stable=True).int())
 
 
 def point(rows: Tensor, num_rows: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, is_dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ..lru_cache import LRUCache
-from .convert import Gather
-from .facts import RowFacts
 from .guard import ChangeGuards, may_keep
-from .row_order import RowOrder
 from .torch_state import is_compiling
+
+if TYPE_CHECKING:
+    from .convert import Gather
+    from .facts import RowFacts
+    from .row_order import RowOrder
 
 __all__ = ["PatternCache", "Regrouped"]
 
@@ -36,7 +38,7 @@ def _tensors_in(part: Any) -> Iterator[Tensor]:
     """Yield the tensors of facts, an order of rows or a gather."""
     if isinstance(part, Tensor):
         yield part
-    elif isinstance(part, (RowFacts, RowOrder, Gather)):
+    elif is_dataclass(part):
         for own in list(vars(part).values()):
             yield from _tensors_in(own)
 

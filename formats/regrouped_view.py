@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from .convert import block_grid
-from .facts import RowFacts, row_facts
+from .facts import RowFacts
 from .group_size import packs_rows, piece_size
 from .guard import may_keep
 from .pattern_cache import PatternCache, Regrouped
+from .row_facts import row_facts
 
 __all__ = ["RegroupedView", "facts_of"]
 

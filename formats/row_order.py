@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .facts import RowFacts, row_facts
+from .facts import RowFacts
+from .row_facts import row_facts
 from .row_matching import paired
 
 __all__ = ["RowOrder", "RowOrderedView", "balanced", "order_rows"]

@@ -33,7 +33,8 @@ from insum_ops.compiler.codegen import Config
 from insum_ops.compiler.planning.schedule import schedules
 from insum_ops.compiler.runtime.launch import Launcher
 from insum_ops.compiler.tuning.problem import Candidate, Problem, candidates
-from insum_ops.formats.facts import Fact, OwnedRows, longest_first
+from insum_ops.formats.facts import Fact, OwnedRows
+from insum_ops.formats.row_facts import longest_first
 
 __all__ = ["GOLDEN", "Golden"]
 

@@ -25,7 +25,8 @@ from insum_ops.compiler.planning.schedule import schedules
 from insum_ops.compiler.reference.lower import lower, placeholders
 from insum_ops.compiler.tuning.problem import Candidate, candidates
 from insum_ops.formats import BlockCOO, BlockGroupCOO, GroupCOO
-from insum_ops.formats.facts import OwnedRows, WrittenOnce, longest_first, row_facts
+from insum_ops.formats.facts import OwnedRows, WrittenOnce
+from insum_ops.formats.row_facts import longest_first, row_facts
 
 pytestmark = pytest.mark.kernels
 

@@ -13,7 +13,8 @@ from tolerances import assert_matches
 from insum_ops import insum
 from insum_ops.compiler.codegen import Flags
 from insum_ops.compiler.tuning.problem import candidates
-from insum_ops.formats.facts import OwnedRows, row_facts
+from insum_ops.formats.facts import OwnedRows
+from insum_ops.formats.row_facts import row_facts
 
 pytestmark = pytest.mark.kernels
 

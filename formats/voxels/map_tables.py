@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from ..device_kernels import compiles_for
-from ..facts import SHORT_LENGTH, longest_first
+from ..facts import SHORT_LENGTH
 from ..guard import may_keep
+from ..row_facts import longest_first
 from ..torch_state import INTERPRETED
 from . import sort as voxel_sort
 

@@ -17,7 +17,8 @@ from torch import Tensor, fx
 
 from insum_ops.formats import COO, ELL, BlockCOO, BlockGroupCOO, GroupCOO
 from insum_ops.formats.errors import FormatError
-from insum_ops.formats.facts import ConstantTables, Fact, OwnedRows, WrittenOnce, piece_count, row_facts
+from insum_ops.formats.facts import ConstantTables, Fact, OwnedRows, WrittenOnce, piece_count
+from insum_ops.formats.row_facts import row_facts
 from insum_ops.functional import insum, insum_pinned
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

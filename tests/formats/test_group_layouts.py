@@ -6,9 +6,10 @@ import pytest
 import torch
 from statements import DEVICE, IS_INTERPRETED
 
-from insum_ops.formats import COO, FormatError, GroupCOO, convert, facts
-from insum_ops.formats.facts import row_facts
+from insum_ops.formats import COO, FormatError, GroupCOO, convert
+from insum_ops.formats import row_facts as finder
 from insum_ops.formats.group_size import gpu_group_size
+from insum_ops.formats.row_facts import row_facts
 
 pytestmark = [
     pytest.mark.kernels,
@@ -21,14 +22,14 @@ SHAPES = [(1, 1), (90, 40), (3, 400)]
 def by_torch(monkeypatch, make):
     """What `make` returns without kernels."""
     with monkeypatch.context() as patched:
-        for module in (convert, facts):
+        for module in (convert, finder):
             patched.setattr(module, "runs_kernels", lambda *_: False)
         return make()
 
 
 @pytest.fixture(autouse=True)
 def with_kernels(monkeypatch):
-    for module in (convert, facts):
+    for module in (convert, finder):
         monkeypatch.setattr(module, "runs_kernels", lambda *_: True)
 
 

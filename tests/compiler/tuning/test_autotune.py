@@ -16,7 +16,8 @@ from insum_ops.compiler.tuning.autotune import Timing, choose, recall
 from insum_ops.compiler.tuning.problem import candidates
 from insum_ops.compiler.tuning.settings import tuning_mode
 from insum_ops.compiler.tuning.tuning_cache import Entry, TuningCache
-from insum_ops.formats.facts import OwnedRows, row_facts
+from insum_ops.formats.facts import OwnedRows
+from insum_ops.formats.row_facts import row_facts
 
 
 @pytest.fixture

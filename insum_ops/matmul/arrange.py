@@ -75,11 +75,11 @@ class Arranged:
         slots: Tensor | None = vars(self).get("_slots")  # no cached property: a traced call must not keep it
         if slots is None:
             with outside_transforms(), outside_modes(*self.parts):
-                taken = torch.arange(len(self.source), device=self.source.device)
-                if self.pattern.has_padding:
-                    taken = (self.pattern.AK.flatten() >= 0).nonzero().flatten()
-                source = self.source if len(taken) == len(self.source) else self.source[taken]
-                slots = torch.empty_like(taken).scatter_(0, source, taken)
+                source, count = self.source, self.pattern.pattern_cache.num_entries
+                if self.pattern.has_padding:  # whose slots go to one that is cut off: nobody waits for their number
+                    source = torch.where(self.pattern.AK.flatten() >= 0, source, count)
+                every = torch.arange(len(source), device=source.device)
+                slots = source.new_empty(count + 1).scatter_(0, source, every)[:count]
             if may_keep(slots):
                 vars(self)["_slots"] = slots
         return slots

@@ -24,6 +24,7 @@ from tolerances import assert_matches
 
 from insum_ops import sddmm, spmm
 from insum_ops.formats import GroupCOO
+from insum_ops.formats.convert import lay_out_groups
 from insum_ops.identity_cache import ByIdentity
 from insum_ops.matmul import edges as edges_module
 from insum_ops.matmul import torch_sparse as sparse_source
@@ -312,3 +313,15 @@ def test_a_layer_groups_unstructured_matrices_with_the_heuristic_and_a_product_o
     assert form.group_size == 1 if form.device.type == "cpu" else isinstance(form, GroupCOO)
     assert form.nnz == int((dense != 0).sum())
     assert_matches(form.to_dense(), dense)
+
+
+@pytest.mark.parametrize("group_size", [1, 3])
+def test_values_come_back_from_their_slots_in_the_order_of_their_list(group_size):
+    coords = torch.tensor([[2, 0, 2, 2, 0, 2], [1, 1, 0, 1, 3, 2]], device=DEVICE)
+    order = torch.tensor([1, 4, 2, 0, 3, 5], device=DEVICE)  # by rows, one entry twice
+    values = torch.arange(1.0, 7.0, device=DEVICE)
+    layout = lay_out_groups(coords[:, order], (3, 4), 0, group_size)
+    gather = layout.gather.after(order)
+    arranged = Arranged(GroupCOO._laid_out(layout, gather(values), 6, (3, 4)), gather.source.flatten())
+    assert torch.equal(arranged.read(arranged.write(values)), values)
+    assert torch.equal(arranged.coords, coords)

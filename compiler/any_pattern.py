@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..formats.torch_state import is_watched, wants_gradient
 from .binding import Recipe, SparseFormat
+from .prepared import has_kernels
 from .runtime import PLAIN_CALLS, planned, remember_coordinates
 
 __all__ = ["evaluate_rewritten"]
@@ -21,7 +22,8 @@ def evaluate_rewritten(
     Index tensors are inputs of the plan, those of the fact too. A format that lasts has plans of its own beside it, to
     which this call is a part of what they record, and which pin its pattern.
     """
-    tensors, fact = recipe.tensors(form, dense), recipe.fact(form)
+    tensors = recipe.tensors(form, dense)
+    fact = recipe.fact(form) if has_kernels(form.device) else None  # torch's operations read none
     run = lambda *_: evaluate(recipe.text, tensors, recipe.size, fact)
     values = list(tensors.values())
     if is_watched() or wants_gradient(values):

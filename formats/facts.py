@@ -92,6 +92,7 @@ class Fact(ABC):
 
         >>> Fact.from_text("AS once", [])
         WrittenOnce(index='AS')
+        >>> import torch
         >>> Fact.from_text("ROW.TILE", [torch.tensor([0, 1, 1, 3])]).names
         ('ROW', 'TILE')
         """
@@ -219,6 +220,7 @@ class OwnedRows(Fact):
 class ConstantTables(Fact):
     """The tensors that `numbers` names hold these numbers, always; equal for equal numbers.
 
+    >>> import torch
     >>> fact = ConstantTables.of({"I": torch.tensor([2, 0])})
     >>> fact == ConstantTables({"I": [2, 0]}), fact == ConstantTables({"I": [0, 2]})
     (True, False)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ...formats.facts import OwnedRows, RowFacts
 from ...formats.guard import may_keep
-from ...formats.torch_state import INTERPRETED
 from ..language import Access, OperandError, Statement
 from .bind import Bound
 from .rewrite import Shape, rewrite
@@ -192,10 +191,16 @@ class Kind:
             form.block_size,
             form.group_dim,
             form.has_padding,
-            (INTERPRETED or form.device.type != "cpu") and form.facts is not None,  # torch's operations read none
+            _has_facts(form),
             form.value_source is not None,
             form.sets is not None,
         )
+
+
+def _has_facts(form: SparseFormat) -> bool:
+    """Return whether a format has facts about its rows, which are worked out when a kernel needs them."""
+    rows = form.coords[form.group_dim]
+    return form.sets is not None or (rows is not None and (may_keep(rows) or form.facts is not None))
 
 
 def recipe(bound: Bound, target: Access, kind: Kind) -> tuple[Any, ...]:

@@ -83,37 +83,24 @@ class GroupedRunner:
         return WrittenOnce(self.way.positions) if self.way.is_stored_once else None
 
 
-@dataclass(frozen=True)
-class _HasMet:
-    """Whether a reader has used an index tensor before, as a question that plans of other lengths ask alike."""
-
-    reader: str
-
-    def __call__(self, index: Tensor) -> bool:
-        return has_met(index, self.reader)
-
-
 @dataclass(eq=False)
 class RunnerByIndex:
-    """Takes one runner for index tensors that were used before and have not changed, and another for new ones."""
+    """Takes one runner for an index tensor that was used before and has not changed, and another for a new one."""
 
-    places: tuple[int, ...]  # of the index tensors among the statement's tensors
+    at: int  # the index tensor among the statement's tensors
     known: Runner
     new: Runner
-    reader: str = ""  # who must have used them; "": anybody
 
     def __call__(self, tensors: list[Tensor], fact: Fact | None = None) -> Result:
-        are_known, recording, question = True, active(), _HasMet(self.reader)
-        for index in [tensors[at] for at in self.places]:
-            is_known = question(index)
-            are_known = are_known and is_known
+        index = tensors[self.at]
+        is_known, recording = has_met(index), active()
+        if recording is not None:
+            recording.check(has_met, index, is_known)
+        if not is_known:
+            meet(index)
             if recording is not None:
-                recording.check(question, index, is_known)
-            if not is_known:
-                meet(index, self.reader)
-                if recording is not None:  # of each new one that a replay gets
-                    recording.call(meet, (index, self.reader), {}, None, has_written=True)
-        return (self.known if are_known else self.new)(tensors, fact)
+                recording.call(meet, (index,), {}, None, has_written=True)  # of each new one that a replay gets
+        return (self.known if is_known else self.new)(tensors, fact)
 
 
 @dataclass(eq=False)

@@ -166,13 +166,6 @@ class PreparedStatement:
         """Return the operations of the statement's meaning in plain torch, as text."""
         return program_for(self.bound, self.padding(variant), self.wants_winners, way=way).text
 
-    def is_remembering(self, variant: Any, way: Way) -> bool:
-        """Return whether the statement in plain torch remembers something with index tensors, for the next call."""
-        return (
-            bool(self.pointed)
-            and not program_for(self.bound, self.padding(variant), self.wants_winners, way=way).is_torch
-        )
-
     def graph(self, variant: Any, sums_in_half: bool = False, way: Way = USUAL) -> Runner:
         """Return the statement's meaning in plain torch; half precision is made float32 first unless `sums_in_half`."""
         program = program_for(self.bound, self.padding(variant), self.wants_winners, sums_in_half, way)

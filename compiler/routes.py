@@ -147,7 +147,7 @@ def _by_call(call: _Call, choice: _Choice, grouped: GroupedRunner) -> Runner:
     new = None if choice.new_index == GROUPED else ROUTES[choice.new_index](call) or _kernel(call)
     captured = None if choice.captured == GROUPED else ROUTES[choice.captured](call) or _kernel(call)
     if new is not None:
-        runner = RunnerByIndex((grouped.at,), runner, new(0.0))
+        runner = RunnerByIndex(grouped.at, runner, new(0.0))
     return runner if captured is None else RunnerByCapture(runner, captured(0.0))
 
 
@@ -177,8 +177,7 @@ def fastest_program(statement: PreparedStatement, variant: Any, tensors: list[Te
     """Return the runner of a statement that no kernel runs: torch's operations in the way that takes the least.
 
     Where nothing may be timed, or results must not depend on it, that is the likeliest way. What torch differentiates
-    is of its own operations alone. A program that remembers something with index tensors, as sums by row do, is for
-    those that come again; for new ones the fastest is found with copies of them.
+    is of its own operations alone.
     """
     bound, learns = statement.bound, wants_gradient(tensors)
     is_counted = learns and has_saving_hooks()  # whoever counts what is saved sees the same in each call
@@ -208,20 +207,9 @@ def fastest_program(statement: PreparedStatement, variant: Any, tensors: list[Te
         call = (lambda: torch.autograd.grad(value(), wanted, upstream)) if learns else value
         return call, float(list(runners).index(name))
 
-    places = tuple([at for at, name in enumerate(statement.names) if name in bound.statement.index_names])
-
-    def start_anew(name: str) -> tuple[Callable[[], object], float]:
-        copied = lambda: [tensor.clone() if at in places else tensor for at, tensor in enumerate(operands)]
-        return lambda: runners[name](copied(), None), float(list(runners).index(name))
-
     with paused(), torch.set_grad_enabled(learns):  # none of it is a part of the call
-        key, names = _program_key(statement, variant, operands), list(runners)
-        known = fastest(key, names, names, start, is_waited_for=True)
-        if learns or not statement.is_remembering(variant, ways[known]):
-            return runners[known]
-        key = replace(key, statement=f"with a new index, {key.statement}")
-        new = fastest(key, names, [known, *[name for name in names if name != known]], start_anew, is_waited_for=True)
-    return runners[known] if new == known else RunnerByIndex(places, runners[known], runners[new], str(bound.statement))
+        names = list(runners)
+        return runners[fastest(_program_key(statement, variant, operands), names, names, start, is_waited_for=True)]
 
 
 def grad_like(size: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -57,12 +57,11 @@ _loaded: set[tuple[object, ...]] = set()  # kinds of which all kernels are there
 class _Groups(ChangeGuard):
     """The tables of one tensor, by how many values it has, the length of tiles and whether they are deterministic."""
 
-    __slots__ = ("owner", "readers", "tables")
+    __slots__ = ("owner", "tables")
 
     def __init__(self, index: Tensor) -> None:
         super().__init__(index)
         self.owner = ref(index)
-        self.readers = set[str]()  # those that `meet` was told of
         self.tables: dict[tuple[int, int, bool], GroupTables | _Renewable] = {}
 
     def __reduce__(self) -> Any:
@@ -166,29 +165,17 @@ def group_tables(index: Tensor, count: int, tile: int) -> GroupTables:
     return tables
 
 
-def meet(index: Tensor, reader: str = "") -> None:
-    """Note that an index tensor was used: if it is used again, unchanged, its tables are worth being made.
-
-    With the name of a `reader`, that this one has used it.
-    """
-    if _is_captured(index):
-        return
-    groups = _known(index)
-    if groups is None and may_keep(index) and not index.is_inference():
-        groups = _Groups(index)
-        setattr(index, _GROUPS, groups)
-    if groups is not None and reader:
-        groups.readers.add(reader)
+def meet(index: Tensor) -> None:
+    """Note that an index tensor was used: if it is used again, unchanged, its tables are worth being made."""
+    if not _is_captured(index) and _known(index) is None and may_keep(index) and not index.is_inference():
+        setattr(index, _GROUPS, _Groups(index))
 
 
-def has_met(index: Tensor, reader: str = "") -> bool:
-    """Return whether an index tensor was used before, unchanged since; during a capture, whether it has tables.
-
-    With the name of a `reader`, whether this one has used it.
-    """
+def has_met(index: Tensor) -> bool:
+    """Return whether an index tensor was used before, unchanged since; during a capture, whether it has tables."""
     groups = _known(index)
     if groups is None or not _is_captured(index):
-        return groups is not None and (not reader or reader in groups.readers)
+        return groups is not None
     return any(isinstance(tables, _Renewable) for tables in list(groups.tables.values()))
 
 

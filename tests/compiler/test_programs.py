@@ -19,7 +19,6 @@ from torch.utils.checkpoint import checkpoint
 from insum_ops import insum
 from insum_ops.compiler import pipeline, routes
 from insum_ops.compiler.autograd import torch_gradients
-from insum_ops.compiler.reference import rows
 
 pytestmark = pytest.mark.cpu
 
@@ -70,20 +69,7 @@ def test_the_fastest_program_is_found_once_and_remembered(clock: Path, dtype: to
     for _ in range(4):
         result = insum(SUMS, **tensors, size=(4, 9))
         torch.testing.assert_close(result.double(), expected, **TOLERANCE[dtype])
-    assert {*choices(clock)} - {f"with a new index, program of {SUMS}"} == {f"program of {SUMS}"}
-
-
-def test_index_tensors_that_are_new_have_a_program_of_their_own(contests: Contests) -> None:
-    """Cold, recorded and replayed; nothing is remembered with one that came once."""
-    is_new = lambda key: key.statement.startswith("with a new index")
-    contests.winner = lambda key, ways: next(way for way in ways if ("by_rows" in way) == is_new(key))
-    for _ in range(6):
-        tensors, expected = sums()
-        torch.testing.assert_close(insum(SUMS, **tensors, size=(4, 9)), expected)
-        assert not hasattr(tensors["U"], rows._ORDERS)
-    for _ in range(4):
-        torch.testing.assert_close(insum(SUMS, **tensors, size=(4, 9)), expected)
-        assert hasattr(tensors["U"], rows._ORDERS)
+    assert choices(clock) == [f"program of {SUMS}"]
 
 
 def test_nothing_is_timed_if_tuning_is_off(clock: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,7 +145,8 @@ def make_product(in1: Irreps, in2: Irreps, out: Irreps, instructions: tuple[Inst
     return Product(in1, in2, out, numel, takes_one_hot(in2, instructions), decomposition, text)
 
 
-def _from_text(text: str) -> Product:
+def _product_of_text(text: str) -> Product:
+    """Return the product of which `as_text` returned the text."""
     irreps, instructions, layout = from_text(text)
     return make_product(*irreps, instructions, layout)
 
@@ -170,7 +171,7 @@ class Product:
 
     def __reduce__(self) -> Any:
         """A copy, or one from a pickle, shares the tables of all products like it, as `traced_product` does."""
-        return _from_text, (self.text,)
+        return _product_of_text, (self.text,)
 
     def __call__(
         self,

@@ -82,7 +82,7 @@ class SpMM(NotScripted, nn.Module):
         with torch.no_grad():
             form = as_format(A)
             if form is not A and type(form) is COO:  # as a CPU takes it; the layer may move to a GPU
-                form = _in_groups(form)
+                form = _grouped(form)
         if form.ndim != 2:
             raise ShapeError(f"A is a {type(form).__name__} of shape {list(form.shape)}; pass a matrix")
         # copies: an optimizer and load_state_dict change them in place, and A is not the layer's to change
@@ -267,7 +267,7 @@ class SpMM(NotScripted, nn.Module):
             pattern_cache.guard = guard
 
 
-def _in_groups(form: COO) -> GroupCOO:
+def _grouped(form: COO) -> GroupCOO:
     """Return a matrix in groups of the size that `group_size` chooses, each entry in a slot of its own."""
     counts = form.AM.new_zeros(form.shape[0]).index_add_(0, form.AM, torch.ones_like(form.AM))
     pattern = form._pattern_along(0, group_size(counts))

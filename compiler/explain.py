@@ -13,6 +13,7 @@ from torch import Tensor, fx
 from ..formats.facts import Fact
 from .binding import Bound, Kind, Recipe, SparseFormat, best_group_dim, bind, is_sparse, recipe, sparse_factor
 from .codegen import Config
+from .grouped import groupings_of
 from .language import Statement, UnsupportedError, parse
 from .pipeline import runner_of
 from .planning import Schedule, Split, strategies
@@ -152,12 +153,15 @@ def explanation_of(expr: str, operands: Operands, size: Sequence[int] | None = N
 
 def _route(call: _Call, bound: Bound, fact: Fact | None, parts: Split | None) -> str:
     """Return the route of a call: the one that was timed to be the fastest, or the one that goes untimed."""
-    if bound.device.type == "cuda" and not bound.is_empty:
+    if not bound.is_empty:
         values = list(call.tensors.values())
         prepared = prepare(call.expr, ",".join(call.tensors), call.size, values, fact, call.wants_winners)
-        chosen = chosen_route(prepared, prepared.variant(values), fact)
+        is_timed = bound.device.type == "cuda"
+        chosen = chosen_route(prepared, prepared.variant(values), fact) if is_timed else None
         if chosen is not None:
             return chosen
+        if not bound.statement.is_sum and groupings_of(prepared, values, fact):
+            return GROUPED
     return STATEMENTS if parts is not None and parts.gain > CLEAR else KERNEL
 
 
@@ -175,12 +179,13 @@ def tuning_of(expr: str, operands: Operands, size: Sequence[int] | None = None, 
     prepared = prepare(call.expr, ",".join(call.tensors), call.size, values, call.fact, call.wants_winners)
     if prepared.bound.is_empty:
         raise UnsupportedError("there is nothing to tune: no product is formed, so no kernel runs")
-    if not prepared.bound.statement.is_sum and not strategies(prepared.bound, prepared.fact):
+    has_kernel = bool(strategies(prepared.bound, prepared.fact))
+    if not prepared.bound.statement.is_sum and not has_kernel and not groupings_of(prepared, values, call.fact):
         raise UnsupportedError(f"there is nothing to tune: {_why_no_way(prepared.bound.statement)}")
     variant, times = prepared.variant(values), dict[str, float]()
     timings: tuple[Timing, ...] = ()
     parts = split_of(prepared.bound, prepared.padding(variant)) if call.fact is None else None
-    if parts is None or parts.gain <= CLEAR:
+    if has_kernel and (parts is None or parts.gain <= CLEAR):
         timings, _ = time_all(prepared.problem(values, call.fact), values, call.fact, full)
     prepared.runners.clear()
     runner_of(prepared, values, call.fact, times)
@@ -213,8 +218,8 @@ def _why_no_way(statement: Statement) -> str:
     if statement.is_sum:
         return "no scatter in one kernel is deterministic"
     return (
-        f"only a format knows which products meet in a row of {statement.output.name}, "
-        f"so {statement.reduction} runs as separate torch operations"
+        f"{statement.reduction} needs rows of {statement.output.name} that a format or one index tensor over one index "
+        "chooses, so this runs as separate torch operations"
     )
 
 

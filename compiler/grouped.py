@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..formats.facts import ConstantTables, Fact, OwnedRows, WrittenOnce
 from ..formats.torch_state import is_capturing, is_deterministic, uses_tensor_cores
 from .binding import row_major
 from .planning import Grouping, device_of, groupings
-from .prepared import PreparedStatement, Result, Runner, prepare
+from .prepared import PreparedStatement, Result, Runner, as_one_step, prepare
 from .runtime import GroupTables, active, ascends, group_tables, has_met, meet, new_group_tables
 
 __all__ = ["GroupedRunner", "Kernel", "RunnerByCapture", "RunnerByIndex", "groupings_of"]
@@ -59,11 +61,15 @@ class GroupedRunner:
         return self.statement.names.index(self.way.index)
 
     def __call__(self, tensors: list[Tensor], fact: Fact | None = None) -> Result:
-        return self.over(group_tables(tensors[self.at], self.way.count, self.way.tile), tensors, fact)
+        return self.over(self.tables(tensors), tensors, fact)
 
     def anew(self, tensors: list[Tensor], fact: Fact | None = None) -> Result:
         """Evaluate the statement with tables that are made now, as those of an index that changes are."""
-        return self.over(new_group_tables(tensors[self.at], self.way.count, self.way.tile), tensors, fact)
+        return self.over(self.tables(tensors, new_group_tables), tensors, fact)
+
+    def tables(self, tensors: list[Tensor], make: Callable[..., GroupTables] = group_tables) -> GroupTables:
+        """Return the tables of the index tensor; of equal products the first wins, so winners need them in order."""
+        return make(tensors[self.at], self.way.count, self.way.tile, self.statement.wants_winners)
 
     def over(self, tables: GroupTables, tensors: list[Tensor], fact: Fact | None = None) -> Result:
         """Evaluate the statement with tables of its index tensor."""
@@ -71,16 +77,36 @@ class GroupedRunner:
         named[way.positions], named[way.values], _ = tables
         passed = [named[name] for name in self.names]
         grouped_fact = self._fact(tables) if fact is None else fact
-        grouped = prepare(self.text, ",".join(self.names), self.statement.bound.size, passed, grouped_fact)
+        bound, wants_winners = self.statement.bound, self.statement.wants_winners
+        grouped = prepare(self.text, ",".join(self.names), bound.size, passed, grouped_fact, wants_winners)
         variant = grouped.variant(passed)
         runner = grouped.runner(variant, lambda: self.kernel(grouped, variant, passed, grouped_fact, 0.0))
-        return runner(passed, grouped_fact)
+        result = runner(passed, grouped_fact)
+        if not isinstance(result, tuple) or ascends(tensors[self.at]):
+            return result
+        reduced = bound.statement.reduced
+        inner = prod(bound.extents[name] for name in reduced[reduced.index(self.way.name) + 1 :])
+        value, winners = result
+        return value, as_one_step(in_given_order, winners, tables[0], inner)
 
     def _fact(self, tables: GroupTables) -> Fact | None:
         """Return what the tables say about rows of the output."""
         if self.way.is_scattered:
             return OwnedRows(self.way.values, "", tables[2], is_whole=True)
         return WrittenOnce(self.way.positions) if self.way.is_stored_once else None
+
+
+def in_given_order(winners: Tensor, positions: Tensor, inner: int) -> Tensor:
+    """Return where winners are among a statement's products, of where they are among those in the order of `positions`.
+
+    Each position has `inner` products. -1 is no winner.
+
+    >>> in_given_order(torch.tensor([3, 4, -1]), torch.tensor([2, 0, 1]), 2).tolist()
+    [1, 2, -1]
+    """
+    place = winners.div(inner, rounding_mode="floor").remainder(len(positions))
+    moved = (winners + (positions[place] - place) * inner).to(winners.dtype)
+    return torch.where(winners < 0, winners, moved)
 
 
 @dataclass(eq=False)

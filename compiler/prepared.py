@@ -39,7 +39,17 @@ from .runtime import (
 )
 from .tuning import Candidate, Problem, candidates, is_uneven, tuning_mode
 
-__all__ = ["PreparedStatement", "Result", "Runner", "has_kernels", "prepare", "problem_for", "refuse_freed", "ways_of"]
+__all__ = [
+    "PreparedStatement",
+    "Result",
+    "Runner",
+    "as_one_step",
+    "has_kernels",
+    "prepare",
+    "problem_for",
+    "refuse_freed",
+    "ways_of",
+]
 
 PREPARED = 2048  # kept, of about 5 kB each
 SHAPE_CLASSES = 1024  # kept, of about 3 kB each
@@ -175,7 +185,7 @@ class PreparedStatement:
             program.is_torch and not lengths
         ):  # a plan has a step for each operation, and leaves out those without effect
             return lambda tensors, fact: function(*[tensors[at] for at in order])
-        return lambda tensors, fact: _as_one_step(function, *[tensors[at] for at in order], *lengths)
+        return lambda tensors, fact: as_one_step(function, *[tensors[at] for at in order], *lengths)
 
     def graph_instead(self, variant: Any, error: UnsupportedError) -> Runner:
         """Return the statement's meaning in plain torch, with one warning that says why no kernel runs."""
@@ -215,7 +225,7 @@ class PreparedStatement:
             named = {name: tensor.to(dtypes[name]) for name, tensor in zip(self.names, tensors)}
             read = {name: named[name] for name in first.tensor_names}
             named[products_name] = run(str(first), ",".join(read), inner, list(read.values()), None, False)
-            summed: Tensor = _as_one_step(add_up, *[named[name] for name in placeholders(scatter)], *lengths)
+            summed: Tensor = as_one_step(add_up, *[named[name] for name in placeholders(scatter)], *lengths)
             return summed.to(bound.dtype)
 
         return runner
@@ -283,7 +293,7 @@ def refuse_freed(name: str, tensor: Tensor) -> None:
         )
 
 
-def _as_one_step(function: Callable[..., Any], *args: Any) -> Any:
+def as_one_step(function: Callable[..., Any], *args: Any) -> Any:
     """Return the result of a function of torch operations; for a launch plan the call is one step."""
     recording = active()
     if recording is None:

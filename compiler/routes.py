@@ -44,7 +44,7 @@ from .grouped import GroupedRunner, Kernel, RunnerByCapture, RunnerByIndex, grou
 from .planning import Grouping, Split, device_of
 from .prepared import PreparedStatement, Runner
 from .reference import USUAL, may_stay_half, numbers_held, sums_in_half
-from .runtime import INTERPRETED, Launcher, group_tables, on_device, paused
+from .runtime import INTERPRETED, Launcher, on_device, paused
 from .steps import LEAST_GAIN, Step, evaluated, split_of, steps_of
 from .tuning import NEAR, Key, choice_key, fastest, floor_milliseconds, host_milliseconds, tuning_mode
 
@@ -345,7 +345,7 @@ def _timed(call: _Call, makers: Mapping[str, Maker], times: dict[str, float] | N
                 return lambda: runner.anew(call.tensors, fact), host
             if what == CAPTURED:
                 return lambda: runner(call.tensors, fact), host
-            tables = group_tables(call.tensors[runner.at], runner.way.count, runner.way.tile)
+            tables = runner.tables(call.tensors)
             return lambda: runner.over(tables, call.tensors, fact), host
         return lambda: runner(call.tensors, fact), host
 

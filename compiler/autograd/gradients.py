@@ -35,7 +35,7 @@ Evaluate = Callable[[str, Mapping[str, Operand], tuple[int, ...]], Tensor]
 
 
 def winner_places(expr: str, won: Tensor, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the winners as one index tensor for each reduced name, and ones along the first of these names.
+    """Return the winners as one index tensor for each reduced name, and ones along the first of them if they are read.
 
     `won` holds the winners' positions over all reduced names together, -1 where no product won.
     """
@@ -50,7 +50,7 @@ def winner_places(expr: str, won: Tensor, tensors: Mapping[str, Tensor]) -> dict
             remember_range(place, -1, extents[at] - 1)
         places[sources[at][0]] = place
         stride *= extents[at]
-    if sources:
+    if ones:
         values = next(tensor for tensor in tensors.values() if tensor.is_floating_point())
         places[ones] = torch.ones((), dtype=values.dtype, device=values.device).expand(extents[0])
     return places

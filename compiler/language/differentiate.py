@@ -149,11 +149,17 @@ Split = tuple[tuple[tuple[str, str, int], ...], str]
 def winners(expr: str) -> Split:
     """Return the names of the winners' tensors in the gradients of a `max` or `min`, as plain data.
 
+    That of the ones is empty if no gradient or tangent reads them.
+
     >>> winners("C[AM[p],n] = max(AV[p,q] * B[AK[p,q],n])")
-    ((('P', 'AM', 0), ('Q', 'AV', 1)), 'ones')
+    ((('P', 'AM', 0), ('Q', 'AV', 1)), '')
+    >>> winners("C[AM[p],n] = max(B[n])")
+    ((('P', 'AM', 0),), 'ones')
     """
     won = Winners(parse(expr))
-    return tuple((name, *extent) for name, extent in zip(won.names.values(), won.extents)), won.ones
+    derived = [each for name in won.statement.tensor_names for find in (terms, tangent_terms) for each in find(expr, name)]
+    sources = tuple((name, *extent) for name, extent in zip(won.names.values(), won.extents))
+    return sources, won.ones if any(won.ones in read for *_, read in derived) else ""
 
 
 Term = tuple[str, str, tuple[str, ...]]  # gradient expression, the upstream's name in it, the other tensors it reads

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from math import inf, prod
 
 from ..binding import Bound, Meta, bind, row_major
 from ..language import Access, Index, Statement, Var, fresh_name, walk
 from .device import Device
-from .scatter import strategies
+from .scatter import is_simple, strategies
 from .schedule import Strides, schedules
 
 __all__ = ["Grouping", "groupings"]
@@ -33,6 +33,7 @@ class Grouping:
 
     statement: Statement
     index: str  # the tensor whose equal values are brought together
+    name: str  # of the index tensor's own index, whose values are its positions
     positions: str  # the name of P
     values: str  # the name of F
     tile: int  # Q
@@ -48,10 +49,11 @@ class Grouping:
 def groupings(
     bound: Bound, strides: Strides, device: Device, uses_tensor_cores: bool, tables: Container[str] = ()
 ) -> tuple[Grouping, ...]:
-    """Return the ways to group the products of a sum by one of its index tensors, the most promising first.
+    """Return the ways to group the products of a statement by one of its index tensors, the most promising first.
 
     The products of a weight are grouped if they become matrix products, which they are not yet. A scatter is grouped if
-    its rows have several entries. Beside constant `tables`, which no matrix product reads, scatters are sorted alone.
+    its rows have several entries; that of a `max` or `min` always, which no kernel runs unless a program owns each row.
+    Beside constant `tables`, which no matrix product reads, and for a `max` or `min`, scatters are sorted alone.
 
     >>> import torch
     >>> from insum_ops.compiler.language import parse
@@ -66,18 +68,18 @@ def groupings(
     E in tiles of 64: Y[P[t,q],m] += X[P[t,q],c] * W[F[t],c,m]
     """
     statement = bound.statement
-    if not statement.is_sum or bound.is_empty or bound.is_seeded:
+    if bound.is_empty or bound.is_seeded:
         return ()
     accesses = [access for access in statement.index_accesses if _is_plain(access, bound) and access.name not in tables]
     ways: list[Grouping] = []
-    has_dots = bool(accesses) and _has_dots(bound, strides)
+    has_dots = bool(accesses) and statement.is_sum and _has_dots(bound, strides)
     for access in accesses:
         is_scattered, mean = access in statement.output.indices, _mean(bound, access)
         if any(rows > _count(bound, access) for rows in _scattered(bound, access)):
             continue  # whoever owns a row reads that row of the other factors, of which one has fewer
-        if is_scattered and mean > 1:
+        if is_scattered and (mean > 1 if statement.is_sum else is_simple(statement.output.indices)):
             ways.append(_grouped(bound, access, 1, device, uses_tensor_cores))
-        if tables:
+        if tables or not statement.is_sum:
             continue
         # sums that are long, or few side by side, are cut into tiles of summands that are side by side
         is_cut = is_scattered and (mean >= TILES[0] or _width(bound) < device.warp_width)
@@ -137,7 +139,8 @@ def _grouped(bound: Bound, access: Access, tile: int, device: Device, uses_tenso
     indices, count = statement.output.indices, _count(bound, access)
     gain = _gain(bound, access, tile, device, uses_tensor_cores)
     kind = access in indices, indices.count(Var(name)) == 1
-    return Grouping(Statement(output, factors, statement.op), access.name, positions, values, tile, count, *kind, gain)
+    grouped = replace(statement, output=output, factors=factors, text="")
+    return Grouping(grouped, access.name, name, positions, values, tile, count, *kind, gain)
 
 
 def _swapped(access: Access, swap: Mapping[Index, Index]) -> Access:
@@ -157,6 +160,8 @@ def _gain(bound: Bound, access: Access, tile: int, device: Device, uses_tensor_c
     Each product of the statement as it is takes a multiply-add and, of a weight that an index chooses, a number read
     from L2; in tiles it takes Tensor Cores, and the weight is read once for each tile.
     """
+    if not bound.statement.is_sum:
+        return inf  # no kernel runs it as it is
     if tile == 1 or access in bound.statement.output.indices:
         return 1.0  # how much atomic additions take depends on how many meet
     products, itemsize = prod(bound.extents.values()), bound.dtype.itemsize

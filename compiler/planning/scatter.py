@@ -22,6 +22,7 @@ __all__ = [
     "Owner",
     "Start",
     "is_in_set",
+    "is_simple",
     "is_varying",
     "owned_by",
     "owned_rows",
@@ -107,8 +108,9 @@ def strategies(
     return preferred if deterministic or "atomic" in preferred else (*preferred, "atomic")
 
 
-def _is_simple(indices: tuple[Index, ...], scattered: list[Access]) -> bool:
+def is_simple(indices: tuple[Index, ...]) -> bool:
     """Whether one dimension of the output is scattered to, and every other one has an index name of its own."""
+    scattered = [index for index in indices if isinstance(index, Access)]
     direct = [index.name for index in indices if isinstance(index, Var)]
     return (
         len(scattered) == 1
@@ -125,15 +127,15 @@ def _preferred(bound: Bound, fact: Fact | None, deterministic: bool) -> tuple[st
     if not scattered:
         return ("store",)
     direct = [index.name for index in indices if isinstance(index, Var)]
-    is_simple, is_sum = _is_simple(indices, scattered), bound.statement.is_sum
+    has_owners, is_sum = is_simple(indices), bound.statement.is_sum
     preferred = []
-    if is_simple and _is_written_once(bound, scattered[0], fact):
+    if has_owners and _is_written_once(bound, scattered[0], fact):
         return ("store-once",)
-    if is_simple and is_sum and bound.size[indices.index(scattered[0])] <= ON_CHIP_EXTENT:
+    if has_owners and is_sum and bound.size[indices.index(scattered[0])] <= ON_CHIP_EXTENT:
         apart = direct[:-1] if len(direct) > 1 else direct  # the last dimension is a tile, not programs
         if math.prod(bound.extents[name] for name in apart) >= ON_CHIP_PROGRAMS * device_of(bound.device).wave:
             preferred.append("on-chip")
-    if is_simple and owned_by(scattered[0], fact) is not None:
+    if has_owners and owned_by(scattered[0], fact) is not None:
         if owns_tiles(fact):
             return ("owner",)
         preferred.append("owner")

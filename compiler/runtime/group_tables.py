@@ -55,7 +55,7 @@ _loaded: set[tuple[object, ...]] = set()  # kinds of which all kernels are there
 
 
 class _Groups(ChangeGuard):
-    """The tables of one tensor, by how many values it has, the length of tiles and whether they are deterministic."""
+    """The tables of one tensor, by how many values it has, the length of tiles and whether positions keep their order."""
 
     __slots__ = ("owner", "tables")
 
@@ -149,19 +149,20 @@ def number_of_tiles(length: int, count: int, tile: int) -> int:
     return length if tile == 1 else length // tile + count + 1
 
 
-def group_tables(index: Tensor, count: int, tile: int) -> GroupTables:
+def group_tables(index: Tensor, count: int, tile: int, keeps_order: bool = False) -> GroupTables:
     """Return the tables of an index tensor [P], whose values are from -1 to `count` - 1, in tiles of `tile` positions.
 
     They are `positions` [T, tile], -1 where a tile is not full; `values` [T], the value that all positions of a tile
     have, or -1 if a tile is empty; and `pointers` [count+1]: the tiles of value v are pointers[v] to pointers[v+1] - 1.
-    With tiles of 1, `positions` [P] has no -1. For a launch plan the call is one step.
+    With tiles of 1, `positions` [P] has no -1. If it `keeps_order`, positions of one value ascend. For a launch plan the
+    call is one step.
     """
     recording = active()
     if recording is None:
-        return _remembered(index, count, tile)
+        return _remembered(index, count, tile, keeps_order)
     with paused():
-        tables = _remembered(index, count, tile)
-    recording.call(_remembered, (index, count, tile), {}, tables)
+        tables = _remembered(index, count, tile, keeps_order)
+    recording.call(_remembered, (index, count, tile, keeps_order), {}, tables)
     return tables
 
 
@@ -190,19 +191,19 @@ def _known(index: Tensor) -> _Groups | None:
     return groups if groups.owner() is index and groups.holds_for(index) else None
 
 
-def _remembered(index: Tensor, count: int, tile: int) -> GroupTables:
+def _remembered(index: Tensor, count: int, tile: int, keeps_order: bool) -> GroupTables:
     """Return the tables that are kept with a tensor, made first if there are none."""
     if not may_keep(index) or index.is_inference():
-        return new_group_tables(index, count, tile)
+        return new_group_tables(index, count, tile, keeps_order)
     meet(index)
-    groups, key = _known(index), (count, tile, is_deterministic())
+    groups, key = _known(index), (count, tile, keeps_order or is_deterministic())
     tables = None if groups is None else groups.tables.get(key)
     if _is_captured(index):
-        return _for_graph(index, tables) or new_group_tables(index, count, tile)
+        return _for_graph(index, tables) or new_group_tables(index, count, tile, keeps_order)
     assert groups is not None
     if tables is None:
         with torch.inference_mode(False):  # what is kept must be good for training too
-            tables = _made(index, count, tile)
+            tables = _made(index, count, tile, keeps_order)
             if isinstance(tables, _Renewable) and index.is_cuda:
                 with paused(), _on_device(index):
                     tables.load(index)
@@ -221,19 +222,19 @@ def _for_graph(index: Tensor, tables: GroupTables | _Renewable | None) -> GroupT
     return tables.tables
 
 
-def new_group_tables(index: Tensor, count: int, tile: int) -> GroupTables:
+def new_group_tables(index: Tensor, count: int, tile: int, keeps_order: bool = False) -> GroupTables:
     """Return what `group_tables` does, made now."""
-    tables = _made(index, count, tile)
+    tables = _made(index, count, tile, keeps_order)
     return tables.tables if isinstance(tables, _Renewable) else tables
 
 
-def _made(index: Tensor, count: int, tile: int) -> GroupTables | _Renewable:
-    """Return new tables, by kernels or, in deterministic mode, by torch's stable sort."""
+def _made(index: Tensor, count: int, tile: int, keeps_order: bool = False) -> GroupTables | _Renewable:
+    """Return new tables, by kernels or, if positions of one value keep their order, by torch's stable sort."""
     length = index.shape[0]
     is_short = length + tile * (count + 2) < 2**31
     has_kernels = kernels is not None and (index.is_cuda or INTERPRETED) and index.layout is torch.strided
     with paused(), torch.no_grad():
-        if has_kernels and is_short and length and not is_deterministic():
+        if has_kernels and is_short and length and not (keeps_order or is_deterministic()):
             with _on_device(index):
                 return _Renewable(index, count, tile)
         return sorted_tables(index, count, tile)

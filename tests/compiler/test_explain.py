@@ -259,12 +259,19 @@ def test_winners_are_shown_where_a_gradient_would_need_them() -> None:
 
 def test_why_a_maximum_has_no_kernel() -> None:
     tensors = {"E": torch.tensor([0, 1, 1]), "A": torch.ones(3)}
-    found = explain("C[E[p]] = max(A[p])", **tensors, size=(2,))
+    found = explain("C[E[p],E[p]] = max(A[p])", **tensors, size=(2, 2))
     assert found.schedule is None
     assert found.why_no_kernel == (
-        "only a format knows which products meet in a row of C, so max runs as separate torch operations"
+        "max needs rows of C that a format or one index tensor over one index chooses, "
+        "so this runs as separate torch operations"
     )
     assert str(found).endswith(f"kernel\n    none: {found.why_no_kernel}")
+
+
+def test_a_maximum_by_an_index_tensor_takes_its_rows_in_order() -> None:
+    found = explain("C[E[p]] = max(A[p])", E=torch.tensor([0, 1, 1]), A=torch.ones(3), size=(2,))
+    assert found.route == "tiles of equal index"
+    assert found.why_no_kernel.endswith("by a kernel over tables of it")
 
 
 def test_a_candidate_names_its_reduction() -> None:
@@ -315,10 +322,10 @@ def test_nothing_to_tune() -> None:
 def test_a_maximum_without_a_kernel_can_not_be_tuned() -> None:
     tensors = {"E": torch.tensor([0, 1, 1], device="cuda"), "A": torch.ones(3, device="cuda")}
     with pytest.raises(UnsupportedError) as caught:
-        tune("C[E[p]] = min(A[p])", **tensors, size=(2,))
+        tune("C[E[p],E[p]] = min(A[p])", **tensors, size=(2, 2))
     assert str(caught.value) == (
-        "there is nothing to tune: only a format knows which products meet in a row of C, "
-        "so min runs as separate torch operations"
+        "there is nothing to tune: min needs rows of C that a format or one index tensor over one index chooses, "
+        "so this runs as separate torch operations"
     )
 
 

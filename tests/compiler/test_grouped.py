@@ -36,6 +36,8 @@ GROUPED = [
     "Y[c,E[p]] += X[p,c] * 2",
     "Y[p,c] += Z[p,m] * W[E[p],c,m]",
     "Y[T[p],c] += X[p,c] * X[E[p],c]",
+    "Y[E[p],c] = max(X[p,c])",
+    "Y[c,E[p]] = min(Z[p,m] * X[p,c])",
 ]
 
 
@@ -53,7 +55,7 @@ def operands(expr, positions=40, values=2, low=0):
     sizes = {"Y[T[p],m]": (t, m), "Y[E[p],c,m]": (values, c, m), "Y[E[p],c]": (values, c), "Y[E[p]]": (values,)}
     sizes |= {"Y[c,E[p]]": (c, values), "Y[T[p],c]": (t, c)}
     given = {name: tensor.to(DEVICE) for name, tensor in made.items() if f"{name}[" in expr}
-    return given, sizes.get(expr.split(" += ")[0])
+    return given, sizes.get(expr.replace(" += ", " = ").split(" = ")[0])
 
 
 def runners(expr, given, size):
@@ -108,6 +110,25 @@ def test_what_has_no_entry_adds_nothing_though_it_is_nan(expr):
         result = runner(list(given.values()))
         assert not result.isnan().any()
         torch.testing.assert_close(result, expected(expr, given, size))
+
+
+@pytest.mark.every_route
+@pytest.mark.parametrize("is_sorted", [True, False])
+@pytest.mark.parametrize("expr", [expr for expr in GROUPED if "+=" not in expr])
+def test_winners_of_grouped_products_are_where_they_were_given(expr, is_sorted):
+    given, size = operands(expr, low=-1)
+    given = {name: tensor.round() if tensor.is_floating_point() else tensor for name, tensor in given.items()}  # ties
+    if is_sorted:
+        given["E"] = given["E"].sort().values
+    tensors = list(given.values())
+    statement = prepare(expr, ",".join(given), size, tensors, None, wants_winners=True)
+    wanted = statement.graph(statement.variant(tensors))(tensors, None)
+    (way,) = groupings_of(statement, tensors)
+    kernel = pipeline._kernel if has_kernels(tensors[0].device) else lambda inner, variant, *_: inner.graph(variant)
+    runner = GroupedRunner(statement, way, kernel)
+    for value, winners in (runner(tensors), runner.anew(tensors)):
+        torch.testing.assert_close(value, wanted[0])
+        assert torch.equal(winners, wanted[1])
 
 
 @pytest.mark.every_route

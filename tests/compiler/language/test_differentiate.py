@@ -62,8 +62,9 @@ def test_a_reduced_index_is_read_where_the_winner_is(expr: str, wrt: int, expect
 
 
 def test_winners_are_named_with_what_tells_their_extents() -> None:
-    assert winners("C[AM[p],n] = max(AV[p,q] * B[AK[p,q],n])") == ((("P", "AM", 0), ("Q", "AV", 1)), "ones")
-    assert winners("C[i] = max(A[i])") == ((), "ones")
+    assert winners("C[AM[p],n] = max(AV[p,q] * B[AK[p,q],n])") == ((("P", "AM", 0), ("Q", "AV", 1)), "")
+    assert winners("C[i] = max(A[i])") == ((), "")
+    assert winners("C[E[p]] = max(A[()])") == ((("P", "E", 0),), "ones")  # which its gradient reads
 
 
 def test_the_gradients_gradient_is_the_factor_again() -> None:

@@ -14,10 +14,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import combinations, product
+from itertools import chain, combinations, product
 
 import torch
 
@@ -105,7 +105,7 @@ class Schedule:
         owner, merged, output = self.owner, self.merged, self.output.indirections
         if owner is None or not output or not isinstance(self.tree, Dot):
             return False
-        if any(owner.row in factor.names for factor in self.factors) or self.names("loop"):
+        if any(owner.row in factor.names for factor in self.factors) or self.names("loop") or self.flats:
             return False
         if any(is_varying(self.bound, name) for name in self.names("step")):
             return False
@@ -455,17 +455,22 @@ def _dot_schedule(start: Start, strides: Strides) -> Schedule | None:
 def _dot_schedules(start: Start, strides: Strides) -> list[Schedule]:
     """Return all choices of rows, columns and summed axes with a dot, those first that load the fewest elements."""
     row = {start.owner.row} if start.owner is not None else set()
-    rows = [name for name in start.free if name not in row]
+    rows = [(name,) for name in start.free if name not in row]
+    rows += [group for (name,) in rows if len(group := stretch(start, strides, name)) > 1]
+    rows.sort(key=lambda group: start.free.index(group[0]))
     sums = [name for name in start.summed if name != start.segment]
     choices = [(wide, steps) for wide, deep in ((2, 1), (2, 2), (1, 3)) for steps in combinations(sums, deep)]
     choices += _table_choices(start, sums)
     choices_by_cost: list[tuple[float, bool, Schedule]] = []
     for wide, steps in choices:
-        for tiles in combinations(rows, wide):
-            tree = _tree(start, tiles, steps, use_dot=True)
+        for groups in combinations(rows, wide):
+            if len({*chain(*groups)}) < sum(map(len, groups)):
+                continue
+            joined, tiles = start.with_axes(groups)
+            tree = _tree(joined, tiles, steps, use_dot=True)
             if tree is None or not dots(tree) or len(tree.axes | set(tiles)) > 2:
                 continue
-            schedule = _finish(start, tiles, steps, tree)
+            schedule = _finish(joined, tiles, steps, tree)
             others = set(steps) - {dot.over for dot in dots(tree)}  # summed without a dot: a table's own axes alone
             if (
                 wide == 2
@@ -473,7 +478,7 @@ def _dot_schedules(start: Start, strides: Strides) -> list[Schedule]:
                 and not (schedule.has_table and all(start.extents[name] <= SHORT for name in others))
             ):
                 continue
-            cost, is_loss = _loaded_elements(start, {*tiles, *steps}, strides), not _is_worth_a_dot(schedule)
+            cost, is_loss = _moved_elements(start, [*groups, *zip(steps)], strides), not _is_worth_a_dot(schedule)
             choices_by_cost.append((cost, is_loss, schedule))
     return [schedule for *_, schedule in sorted(choices_by_cost, key=lambda choice: choice[:2])]
 
@@ -497,7 +502,7 @@ def _merged_schedules(start: Start, narrow: Schedule, full: bool = False) -> lis
     """
     merged: list[Schedule] = []
     tiles, steps = narrow.names("tile"), narrow.names("step")
-    if len(tiles) != 2:
+    if len(tiles) != 2 or narrow.flats:
         return merged
     is_narrow = full or max(start.extents[name] for name in tiles) <= line_of(start.bound.dtype.itemsize)
     for inner, other in (tiles, tiles[::-1]):
@@ -526,27 +531,29 @@ def _may_merge(start: Start, outer: str, inner: str, other: str) -> bool:
     return bool(moved) and all(other not in names for names in moved)
 
 
-def _loaded_elements(start: Start, axes: set[str], strides: Strides) -> float:
-    """Return the elements that all programs load together with tiles of at most 128 along `axes`.
+def _moved_elements(start: Start, axes: Sequence[tuple[str, ...]], strides: Strides) -> float:
+    """Return the elements that all programs load and store together with tiles of at most 128 along each of `axes`.
 
-    An element that is loaded alone counts as many as its sector has of float32.
+    An axis is one name, or several of which the last is the fastest. An element that is loaded or stored alone counts
+    as many as its sector has of float32.
     """
-    scattered = device_of(start.bound.device).sector_bytes // torch.float32.itemsize
-    blocks = {name: min(start.extents[name], 128) if name in axes else 1 for name in start.extents}
+    alone = device_of(start.bound.device).sector_bytes // torch.float32.itemsize
+    blocks = dict.fromkeys(start.extents, 1.0)
+    for axis in axes:
+        left = 128.0
+        for name in reversed(axis):
+            blocks[name] = min(start.extents[name], left)
+            left /= blocks[name]
     programs = math.prod(start.extents[name] / blocks[name] for name in start.free)
     total = 0.0
-    for factor in start.factors:
-        if isinstance(factor, Access):
-            names = [name for name in factor.names if name not in start.free]
-            tile = math.prod(blocks[name] for name in factor.names if name in start.free)
-            steps = strides[factor.name]
-            unit = {
-                index.name for dim, index in enumerate(factor.indices) if isinstance(index, Var) and steps[dim] == 1
-            }
-            is_scattered = bool(unit) and not unit & axes
-            total += (
-                programs * tile * math.prod(start.extents[name] for name in names) * (scattered if is_scattered else 1)
-            )
+    for access in (start.output, *start.factors):
+        if isinstance(access, Access):
+            own = [name for name in access.names if name in start.free]
+            tile = math.prod(blocks[name] for name in own)
+            steps = math.prod(start.extents[name] for name in access.names if name not in own)
+            strided = zip(access.indices, strides["" if access is start.output else access.name])
+            unit = {index.name for index, stride in strided if isinstance(index, Var) and stride == 1}
+            total += programs * tile * steps * (alone if unit and not unit & {*chain(*axes)} else 1)
     return total
 
 

@@ -22,24 +22,29 @@ def reads_stretches(start: Start) -> bool:
 
 
 def stretch(start: Start, strides: Mapping[str, tuple[int, ...]], name: str) -> tuple[str, ...]:
-    """Return a summed name with the summed names before it along which memory goes on without a gap.
+    """Return a name with the names before it along which memory goes on without a gap: summed ones, or of the output.
 
-    Every factor over one of them has all of them, side by side, so that one axis may run over them all.
+    Every access over one of them has all of them, side by side, so that one axis may run over them all.
     """
+    is_summed = name in start.summed
     factors = [factor for factor in start.factors if isinstance(factor, Access)]
-    if len(factors) < len(start.factors) or name not in start.summed:
+    accesses = factors if is_summed else [start.output, *factors]
+    if len(factors) < len(start.factors) or not (is_summed or name in start.free):
         return (name,)
-    group: tuple[str, ...] = (name,)
-    hidden = {inner for factor in factors for access in factor.indirections for inner in access.names}
-    while True:
-        before = {_before(factor, group[0]) for factor in factors if group[0] in factor.names}
+    group, others = (name,), start.summed if is_summed else start.free
+    hidden = {inner for each in accesses for access in each.indirections for inner in access.names}
+    if start.owner is not None:
+        hidden |= {start.owner.row, start.owner.segment}
+    while group[0] not in hidden:
+        before = {_before(access, group[0]) for access in accesses if group[0] in access.names}
         (other,) = before if len(before) == 1 else ("",)
-        if other not in start.summed or other in group or other in hidden or other == start.segment:
+        if other not in others or other in group or other in hidden:
             return group
         wider = (other, *group)
-        if not all(_is_stretch(factor, strides[factor.name], wider, start) for factor in factors):
+        if not all(_is_stretch(each, strides["" if each is start.output else each.name], wider, start) for each in accesses):
             return group
         group = wider
+    return group
 
 
 def _before(factor: Access, name: str) -> str:

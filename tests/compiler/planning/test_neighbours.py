@@ -7,7 +7,7 @@ import torch
 from problems import positions, problem, values
 from scheduling import block_gradient, others, scheduled
 
-from insum_ops.compiler.planning.scatter import Merged
+from insum_ops.compiler.planning.scatter import Flat, Merged
 from insum_ops.compiler.planning.schedule import Schedule, schedules
 from insum_ops.compiler.tuning.problem import Problem
 from insum_ops.compiler.tuning.space import configs
@@ -121,7 +121,7 @@ def test_neighbours_that_are_no_set_are_not_taken_in_turn() -> None:
     tensors = {**indices, "W": values(200, 8, 32, 32), "X": values(32, 32, 64)}
     own = problem("Y[WO[WT[p]],q,o,n] += W[p,q,o,i] * X[WI[p],i,n]", tensors, (32, 8, 32, 64), OwnedRows("WO", "WT"))
     wide = scheduled(own, "owner")
-    assert wide.merged == Merged("c", "q", "o", 32)
+    assert wide.flats == (Flat("q_o", ("q", "o")),)
     assert not wide.has_rows_in_turn
 
 
@@ -158,8 +158,8 @@ def test_owned_rows_are_no_neighbours() -> None:
     ("expr", "tensors", "preferred", "others_of_rules"),
     [
         (
-            "dW[p,q,s,o,i] += dY[t,AM[p],s,o] * X[t,AK[p,q],i]",
-            {"dY": values(512, 40, 4, 32), "X": values(512, 50, 32)},
+            "dW[p,q,s,o,i] += dY[t,s,AM[p],o] * X[t,AK[p,q],i]",
+            {"dY": values(512, 4, 40, 32), "X": values(512, 50, 32)},
             "so pq t",
             ["qi ps t", "iq ps t", "so pi t", "os pq t", "qi po t", "iq po t", "os pi t"],
         ),

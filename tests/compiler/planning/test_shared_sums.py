@@ -212,7 +212,7 @@ def test_loops_and_scattered_sums_are_shared_too() -> None:
 
 def test_programs_that_are_enough_share_nothing() -> None:
     """128 of them, each with a tile of up to 64 x 64 of a dot, or of 32 columns, or of one row."""
-    for g, n, is_few in ((127, 64, True), (128, 64, False), (31, 65, True), (32, 65, False)):
+    for g, n, is_few in ((127, 64, True), (128, 64, False), (62, 65, True), (63, 65, False)):
         tensors = {"T": values(2000, g, n), "dZ": values(2000, n)}
         assert is_shared("dW[g,u,w] += T[b,g,u] * dZ[b,w]", "store", **tensors) == is_few
     for columns in (4064, 4096):

@@ -157,7 +157,8 @@ def winners(expr: str) -> Split:
     ((('P', 'AM', 0),), 'ones')
     """
     won = Winners(parse(expr))
-    derived = [each for name in won.statement.tensor_names for find in (terms, tangent_terms) for each in find(expr, name)]
+    names = won.statement.tensor_names
+    derived = [each for name in names for find in (terms, tangent_terms) for each in find(expr, name)]
     sources = tuple((name, *extent) for name, extent in zip(won.names.values(), won.extents))
     return sources, won.ones if any(won.ones in read for *_, read in derived) else ""
 

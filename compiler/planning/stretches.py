@@ -41,7 +41,8 @@ def stretch(start: Start, strides: Mapping[str, tuple[int, ...]], name: str) -> 
         if other not in others or other in group or other in hidden:
             return group
         wider = (other, *group)
-        if not all(_is_stretch(each, strides["" if each is start.output else each.name], wider, start) for each in accesses):
+        keys = ["" if each is start.output else each.name for each in accesses]
+        if not all(_is_stretch(each, strides[key], wider, start) for each, key in zip(accesses, keys)):
             return group
         group = wider
     return group

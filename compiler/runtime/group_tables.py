@@ -55,7 +55,7 @@ _loaded: set[tuple[object, ...]] = set()  # kinds of which all kernels are there
 
 
 class _Groups(ChangeGuard):
-    """The tables of one tensor, by how many values it has, the length of tiles and whether positions keep their order."""
+    """The tables of one tensor, by how many values it has, the length of tiles and whether positions keep order."""
 
     __slots__ = ("owner", "tables")
 
@@ -154,7 +154,7 @@ def group_tables(index: Tensor, count: int, tile: int, keeps_order: bool = False
 
     They are `positions` [T, tile], -1 where a tile is not full; `values` [T], the value that all positions of a tile
     have, or -1 if a tile is empty; and `pointers` [count+1]: the tiles of value v are pointers[v] to pointers[v+1] - 1.
-    With tiles of 1, `positions` [P] has no -1. If it `keeps_order`, positions of one value ascend. For a launch plan the
+    With tiles of 1, `positions` [P] has no -1. If `keeps_order`, positions of one value ascend. For a launch plan the
     call is one step.
     """
     recording = active()

@@ -73,6 +73,7 @@ class Plan:
     result: Any
     source: str
     replay: Callable[..., Any]
+    is_launched: bool  # it allocates, and kernels do the rest: there is nothing to record gradients of
 
     def __str__(self) -> str:
         return self.source
@@ -133,7 +134,8 @@ def plan_of(steps: Steps, services: Services, lengths: Sequence[Any] = ()) -> Pl
     exec(compile(source, "<launch plan>", "exec"), scope)
     # in cells, not in the scope, which would hold the function that holds the scope
     replay = scope["plan"](**writer.constants)
-    return Plan(steps.steps, steps.ranges, steps.pinned, steps.result, source, replay)
+    is_launched = all([isinstance(step, Launch) or step.function is ALLOCATE for step in steps.steps])
+    return Plan(steps.steps, steps.ranges, steps.pinned, steps.result, source, replay, is_launched)
 
 
 def _reads(step: Step) -> list[Slot]:

@@ -23,6 +23,7 @@ __all__ = [
     "enough",
     "geomean",
     "host_us",
+    "host_us_in_turns",
     "peak_mib",
     "queued_in_turns",
     "table",
@@ -154,18 +155,28 @@ def device_ms(call: Callable[[], object], calls: int = 10, replays: int = 15) ->
 
 def host_us(call: Callable[[], object], calls: int = 1000) -> float:
     """Median microseconds that one call keeps the host busy."""
+    (own,) = host_us_in_turns([call], calls)
+    return own
+
+
+def host_us_in_turns(each: Sequence[Callable[[], object]], calls: int = 1000) -> list[float]:
+    """Median microseconds that one call of each keeps the host busy, a round of each after the other.
+
+    A host that slows down for a while does so for all; a round's work on the device is done before the next begins.
+    """
     wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
-    for _ in range(50):
-        call()
+    for call in each:
+        _several(call, 50)
     wait()
-    times = []
-    for at in range(calls):
-        start = perf_counter()
-        call()
-        times.append(perf_counter() - start)
-        if at % 100 == 99:
+    times: list[list[float]] = [[] for _ in each]
+    for left in range(calls, 0, -100):
+        for call, own in zip(each, times):
+            for _ in range(min(left, 100)):
+                start = perf_counter()
+                call()
+                own.append(perf_counter() - start)
             wait()
-    return statistics.median(times) * 1e6
+    return [statistics.median(own) * 1e6 for own in times]
 
 
 def wall_ms(call: Callable[[], object], calls: int = 20, rounds: int = 7) -> float:

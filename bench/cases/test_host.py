@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,32 +13,30 @@ from insum_ops import insum, spmm
 from insum_ops.formats import GroupCOO
 from insum_ops.nn import BlockSparseLinear, SparseConvTensor, SpMM, SubMConv3d
 
-from ..case import DEVICE, OURS, Case
+from ..case import DEVICE, OURS, Case, held
 from ..conftest import Note
-from ..harness import host_us
+from ..harness import host_us_in_turns
 
 pytestmark = pytest.mark.alone
+EMPTY = "empty function"  # what torch takes of a step that computes nothing
 CALLS = {
     "raw statement": (OURS, "torch.mm"),
     "raw statement, B learns": (OURS, "torch.mm"),
     "format": (OURS, "torch.sparse"),
     "spmm of a CSR tensor": (OURS, "torch.sparse"),
-    "spmm of a CSR tensor, step": (OURS, "torch.sparse"),
+    "spmm of a CSR tensor, step": (OURS, "torch.sparse", EMPTY),
     "SpMM": (OURS, "torch.sparse"),
     "linear layer": (OURS, "torch dense"),
-    "linear layer, step": (OURS, "torch dense"),
+    "linear layer, step": (OURS, "torch dense", EMPTY),
     "convolution layer": (OURS,),
-    "convolution layer, step": (OURS,),
+    "convolution layer, step": (OURS, EMPTY),
 }
 ROWS = [(name, provider) for name, providers in CALLS.items() for provider in providers]
 
 
 def call_of(name: str, provider: str) -> Callable[[], object]:
     """The call that a row times; a step is forward and backward, for every gradient that there is."""
-    if "layer" in name:
-        forward, leaves = _linear(provider) if "linear" in name else _convolution()
-    else:
-        forward, leaves = _product(name, provider)
+    forward, leaves = _forward(name, provider)
     if "step" not in name:
         return torch.no_grad()(forward) if "layer" in name else forward
     upstream = torch.randn_like(forward().detach())
@@ -51,6 +50,35 @@ def call_of(name: str, provider: str) -> Callable[[], object]:
 
 
 Forward = tuple[Callable[[], Tensor], list[Tensor]]
+
+
+def _forward(name: str, provider: str) -> Forward:
+    """What a provider computes, and its leaves."""
+    if provider == EMPTY:
+        forward, leaves = _forward(name, OURS)
+        size, dense = forward().shape, [_dense(leaf) for leaf in leaves]
+        return lambda: _Empty.apply(size, *dense), dense
+    if "layer" not in name:
+        return _product(name, provider)
+    return _linear(provider) if "linear" in name else _convolution()
+
+
+class _Empty(torch.autograd.Function):
+    """Memory for a value and for the gradient of each leaf, all of it left as it is."""
+
+    @staticmethod
+    def forward(ctx: Any, size: torch.Size, *leaves: Tensor) -> Tensor:
+        ctx.save_for_backward(*leaves)
+        return leaves[0].new_empty(size)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> Any:
+        return None, *map(torch.empty_like, ctx.saved_tensors)
+
+
+def _dense(leaf: Tensor) -> Tensor:
+    """The leaf; for a sparse one a dense leaf of as many numbers: an empty sparse gradient takes torch longer."""
+    return leaf if leaf.layout is torch.strided else torch.zeros_like(leaf.detach().values()).requires_grad_()
 
 
 def _product(name: str, provider: str) -> Forward:
@@ -90,6 +118,12 @@ def _convolution() -> Forward:
     return lambda: layer(x).features, [features, *layer.parameters()]
 
 
+@held
+def times_of(name: str) -> dict[str, float]:
+    """Microseconds of the host of each provider of a case, timed in turns: a ratio is of one and the same while."""
+    return dict(zip(CALLS[name], host_us_in_turns([call_of(name, provider) for provider in CALLS[name]])))
+
+
 @pytest.mark.parametrize(("name", "provider"), ROWS, ids=lambda value: str(value))
 def test_host(name: str, provider: str, note: Note) -> None:
-    note(Case("host", name), provider, host_us(call_of(name, provider)), "us")
+    note(Case("host", name), provider, times_of(name)[provider], "us")

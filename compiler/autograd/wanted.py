@@ -31,6 +31,8 @@ def wanted_gradients(ctx: Any) -> tuple[bool, ...]:
 
 def reached_gradients(ctx: Any, needs: tuple[bool, ...]) -> tuple[bool, ...]:
     """Return what `wanted_gradients` does, of those that `needs` says, if no tracer reads our code."""
+    if needs.count(True) < 2:  # one was asked for, else the function would not run
+        return needs
     nodes = ctx.next_functions
     for node, _ in nodes:  # None for a tensor that needs no gradient
         if type(node) is not LEAF and node is not None:
@@ -38,7 +40,7 @@ def reached_gradients(ctx: Any, needs: tuple[bool, ...]) -> tuple[bool, ...]:
     else:
         return needs
     following = [node for node, _ in nodes if node is not None]
-    if len(following) < 2 or len(following) != sum(needs) or is_watched():
+    if len(following) != sum(needs) or is_watched():
         return needs
     reached = map(_is_reached, following)
     return tuple([need and next(reached) for need in needs])

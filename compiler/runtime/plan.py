@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ...formats.guard import address_expression, address_of, change_expression
+from ...formats.torch_state import HALF
 from .enqueue import LaunchCall
 from .recording import Call, Check, Launch, Range, Recording, Slice, Slot, Step, slots_in
 
@@ -73,6 +74,7 @@ class Plan:
     result: Any
     source: str
     replay: Callable[..., Any]
+    is_launched: bool  # it allocates, and kernels do the rest: there is nothing to record gradients of
 
     def __str__(self) -> str:
         return self.source
@@ -88,7 +90,7 @@ class Steps:
     checks: tuple[Check, ...]
     pinned: Mapping[int, Tensor]
     result: Any
-    dtypes: frozenset[torch.dtype]  # of half precision, whose sums torch's flags may round
+    dtypes: frozenset[torch.dtype]  # by which torch's flags for sums of halves and products of float32 matter or not
     device: torch.device
     is_for_eager_calls: bool
     filled: frozenset[int]  # the inputs that are not empty: they must have memory
@@ -99,7 +101,7 @@ class Steps:
     @classmethod
     def of(cls, recording: Recording, result: Any, owned: Iterable[Tensor | None]) -> Steps:
         """Return the steps of a recorded run that its result, with Slots for tensors, depends on."""
-        count, half = len(recording.inputs), (torch.float16, torch.bfloat16)
+        count = len(recording.inputs)
         steps, result = _in_final_shape(_needed(_without_expansion(recording.steps), result), result)
         read = {slot.number for step in steps for slot in _reads(step)}
         pinned = {number: tensor for number, tensor in recording.pinned.items() if number in read}
@@ -107,7 +109,7 @@ class Steps:
             dict.fromkeys(r for r in recording.ranges if r.slot.number < count or r.slot.number in recording.pinned)
         )
         pinned |= {r.slot.number: recording.pinned[r.slot.number] for r in ranges if r.slot.number >= count}
-        dtypes = frozenset([tensor.dtype for tensor in recording.seen if tensor.dtype in half])
+        dtypes = frozenset([tensor.dtype for tensor in recording.seen])
         device = recording.inputs[0].device
         guarded = frozenset([id(tensor) for tensor in owned])
         filled = frozenset([at for at, tensor in enumerate(recording.inputs) if tensor.numel()])
@@ -133,7 +135,8 @@ def plan_of(steps: Steps, services: Services, lengths: Sequence[Any] = ()) -> Pl
     exec(compile(source, "<launch plan>", "exec"), scope)
     # in cells, not in the scope, which would hold the function that holds the scope
     replay = scope["plan"](**writer.constants)
-    return Plan(steps.steps, steps.ranges, steps.pinned, steps.result, source, replay)
+    is_launched = all([isinstance(step, Launch) or step.function is ALLOCATE for step in steps.steps])
+    return Plan(steps.steps, steps.ranges, steps.pinned, steps.result, source, replay, is_launched)
 
 
 def _reads(step: Step) -> list[Slot]:
@@ -290,9 +293,10 @@ class _Writer:
         if plan.is_for_eager_calls:
             self.miss_if(f"{self.constant(services.is_capturing)}()")
         if plan.device.type != "cpu" or services.is_interpreted:  # a CPU's operations ask for them themselves
-            precision, flag = self.constant(services.precision), self.constant(services.is_deterministic)
-            self.miss_if(f"{precision}() != {services.precision()!r} or {flag}() is not {services.is_deterministic()}")
-        for dtype in plan.dtypes:
+            if torch.float32 in plan.dtypes:
+                self.miss_if(f"{self.constant(services.precision)}() != {services.precision()!r}")
+            self.miss_if(f"{self.constant(services.is_deterministic)}() is not {services.is_deterministic()}")
+        for dtype in plan.dtypes.intersection(HALF):
             rounding = f"{self.constant(services.rounds_sums)}({self.constant(dtype)})"
             self.miss_if(f"{rounding} is not {services.rounds_sums(dtype)}")
         if not plan.has_values:

@@ -142,36 +142,26 @@ def replayed(
     if recent and not modes() and not is_forward_mode() and not Recordings.count:
         for guard, layout, learn in recent:
             if guard(*tensors):
-                if learn is not None:
-                    return _learned(layout, learn, tensors, numbers, given)
+                if layout is None:
+                    return learn(None, tensors, given)
                 for plan in layout.plans:
-                    result = plan.replay(*tensors, *numbers)
+                    if learn is None or plan.is_launched:
+                        result = plan.replay(*tensors, *numbers)
+                    else:
+                        result = _unrecorded(plan, tensors, numbers)
                     if result is not None:
-                        return result
+                        return result if learn is None else learn(result, tensors, given)
                 return None
     return None
 
 
-def _learned(
-    layout: _Layout | None, learn: Learn, tensors: Sequence[Tensor], numbers: tuple[int, ...], given: Any
-) -> Any:
-    """Return what `learn` makes of a call's value, which its plan computes without gradients; None without a plan.
-
-    Without a layout, `learn` makes the value too.
-    """
-    if layout is None:
-        return learn(None, tensors, given)
+def _unrecorded(plan: Plan, tensors: Sequence[Tensor], numbers: tuple[int, ...]) -> Any:
+    """Return what a plan makes, no gradients being recorded of the torch functions that it calls."""
     set_grad_enabled(False)
     try:
-        for plan in layout.plans:
-            value = plan.replay(*tensors, *numbers)
-            if value is not None:
-                break
-        else:
-            return None
+        return plan.replay(*tensors, *numbers)
     finally:
         set_grad_enabled(True)
-    return learn(value, tensors, given)
 
 
 def keep_learning(

@@ -495,7 +495,7 @@ class BlockSparseLinear(NotScripted, nn.Module):
         If a tracer reads the code, the pattern is not compared with `coords`.
         """
         cached = self._weight_format
-        if cached is None or not (is_compiled or cached.is_of(self._buffers["coords"])):
+        if cached is None or not (is_compiled or (cached.coords is self._buffers["coords"] and cached.guard.hold())):
             self._settle()
             check_blocks(weight, self.coords, self.block_size)
             cached = make_weight_format(self.coords, weight, self.grid, cached)

@@ -25,10 +25,6 @@ class WeightFormat:
     coords: Tensor
     guard: ChangeGuards  # of coords
 
-    def is_of(self, coords: Tensor | None) -> bool:
-        """Whether a buffer is the one that the pattern was read from, unchanged."""
-        return self.coords is coords and self.guard.hold()
-
     def has_pattern(self, coords: Tensor) -> bool:
         """Whether a buffer holds this pattern."""
         kept, other = self.pattern, coords

@@ -8,7 +8,9 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
+from time import sleep
 
 import pytest
 import torch
@@ -284,6 +286,8 @@ def test_a_run_leaves_times_and_what_they_depend_on(stored):
     assert set(case) == {OURS, "torch.sparse"}
     assert all(row.value > 0 and row.error <= 1e-5 and row.timing == "wall" for row in case.values())
     assert {row.unit for row in run.of("host")} == {"us"}
+    steps = {peer.case for _, peer, _ in run.ratios("host") if peer.provider == "empty function"}
+    assert steps == {row.case for row in run.of("host") if row.case.endswith("step")} != set()
 
 
 def test_a_deliberate_slow_down_fails_the_comparison(stored, tmp_path, capsys):
@@ -293,6 +297,15 @@ def test_a_deliberate_slow_down_fails_the_comparison(stored, tmp_path, capsys):
     worse = [line for line in capsys.readouterr().out.splitlines() if line.startswith("worse")]
     assert len(worse) == 1
     assert worse[0].startswith("worse  scaling: 1,000 entries, against torch.sparse: ")
+
+
+def test_host_times_are_of_calls_in_turns():
+    names: list[str] = []
+    calls = [lambda: names.append("quick"), lambda: names.append("slow") or sleep(1e-4)]
+    quick, slow = harness.host_us_in_turns(calls, calls=250)
+    rounds = [(name, len(list(group))) for name, group in groupby(names)]
+    assert rounds[2:] == [("quick", 100), ("slow", 100)] * 2 + [("quick", 50), ("slow", 50)]  # after warming up
+    assert quick < 100 <= slow
 
 
 def test_no_case_begins_when_time_is_over(monkeypatch):

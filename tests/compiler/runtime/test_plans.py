@@ -748,12 +748,16 @@ def test_runs_that_are_never_like_the_next_are_not_recorded_for_ever() -> None:
 
 
 @pytest.mark.parametrize("is_interpreted", [False, True])
-def test_settings_are_asked_where_kernels_run_and_left_to_torch_on_a_cpu(is_interpreted):
-    surroundings = Surroundings(is_interpreted)
-    plan = plan_for(lambda x: x + 1, torch.zeros(3), services=surroundings.services)
-    assert plan.replay(torch.zeros(3)) is not None
-    surroundings.precision = "tf32"
-    assert (plan.replay(torch.zeros(3)) is None) is is_interpreted
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_settings_are_asked_where_kernels_depend_on_them_and_left_to_torch_on_a_cpu(is_interpreted, dtype):
+    surroundings, x = Surroundings(is_interpreted), torch.zeros(3, dtype=dtype)
+    alone = plan_for(lambda x: x + 1, x, services=surroundings.services)
+    widened = plan_for(lambda x: (x.float() + 1).to(dtype), x, services=surroundings.services)
+    assert alone.replay(x) is not None
+    assert widened.replay(x) is not None
+    surroundings.precision = "tf32"  # of products of float32
+    assert (alone.replay(x) is None) is (is_interpreted and dtype == torch.float32)
+    assert (widened.replay(x) is None) is is_interpreted
 
 
 def test_one_key_may_stand_for_other_numbers_of_tensors():

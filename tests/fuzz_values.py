@@ -34,6 +34,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "cross"))
 
+import fast_interpreter
 import torch
 from error_bounds import Precision, Sums, error_bound, statement_in_torch
 from fuzz import _sizes, samples
@@ -576,6 +577,8 @@ def run(seed: int, jobs: int, seconds: float) -> Report:
 
 
 def main() -> int:
+    if IS_INTERPRETED:
+        fast_interpreter.install()
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)

@@ -97,7 +97,7 @@ CASES = {
         None,
         lambda X, G, Y: X[G] + Y,
     ),
-    "three names": ("Y[b,j,i,c] = X[i,j,b,c]", dict(X=draw(67, 3, 2, 33)), None, lambda X: X.permute(2, 1, 0, 3)),
+    "three names": ("Y[b,j,i,c] = X[i,j,b,c]", dict(X=draw(35, 3, 2, 17)), None, lambda X: X.permute(2, 1, 0, 3)),
     "corners": (
         "Y[p,f] += W[p,c] * T[H[p,c],f]",
         dict(W=draw(70, 8), T=draw(9, 3), H=positions(9, 70, 8, low=-1)),

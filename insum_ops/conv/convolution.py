@@ -81,9 +81,11 @@ def check_input(layer: nn.Module, x: SparseConvTensor, ndim: int) -> None:
     if len(x.voxels.grid.spatial_shape) != ndim:
         raise ShapeError(f"{type(layer).__name__} takes {ndim} axes but spatial_shape is {x.spatial_shape}")
     if not x.features.is_floating_point():
+        is_complex = x.features.is_complex()  # of which float() would drop the imaginary part
+        remedy = "torch.view_as_real(x.features).flatten(1)" if is_complex else "x.features.float()"
         raise OperandError(
             f"{type(layer).__name__} takes features of a floating-point type, but they are {x.features.dtype}; "
-            "write x = x.replace_feature(x.features.float())"
+            f"write x = x.replace_feature({remedy})"
         )
 
 

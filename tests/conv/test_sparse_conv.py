@@ -501,6 +501,12 @@ MISTAKES = [
     (lambda: nn.SubMConv3d(4, 8, 3)(INTEGERS), OperandError, NOT_FLOATING.format("SubMConv3d")),
     (lambda: nn.SparseConv3d(4, 8, 1)(INTEGERS), OperandError, NOT_FLOATING.format("SparseConv3d")),
     (lambda: nn.SparseMaxPool3d(2)(INTEGERS), OperandError, NOT_FLOATING.format("SparseMaxPool3d")),
+    (
+        lambda: nn.SubMConv3d(4, 8, 3)(_x().replace_feature(torch.ones(1, 4, dtype=torch.complex64))),
+        OperandError,
+        "SubMConv3d takes features of a floating-point type, but they are torch.complex64; "
+        "write x = x.replace_feature(torch.view_as_real(x.features).flatten(1))",
+    ),
     (lambda: nn.SubMConv3d(5, 8, 3)(_x()), ShapeError, "SubMConv3d takes 5 channels but features have 4"),
     (lambda: nn.SubMConv2d(4, 8, 3)(_x()), ShapeError, "SubMConv2d takes 2 axes but spatial_shape is [2, 2, 2]"),
     (

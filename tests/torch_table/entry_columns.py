@@ -156,11 +156,11 @@ def export_dynamic(case: EntryCase) -> None:
 def packaged(case: EntryCase, path: Path) -> nn.Module:
     """Write an AOTInductor package with dynamic dimensions; return the module."""
     module, program = exported(case)
-    options = {}
+    # precompiled headers gain nothing for a machine's first package, or for several at once
+    options = {"aot_inductor.precompile_headers": DEVICE == "cpu" and os.environ.get("INSUM_TESTS") == "torch"}
     if DEVICE == "cuda":
-        # precompiled headers gain nothing for a machine's first package, or for several at once; and kernels are timed
-        # on the example's numbers, since among zeros a voxel is given twice, which fails an assertion
-        options = {"aot_inductor.precompile_headers": False, "triton.autotune_at_compile_time": False}
+        # kernels are timed on the example's numbers, since among zeros a voxel is given twice, which fails an assertion
+        options["triton.autotune_at_compile_time"] = False
     with torch.no_grad():
         torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
     return module

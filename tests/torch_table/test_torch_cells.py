@@ -36,14 +36,18 @@ RANKED_CELLS = {
     "DTensor": "insum, dense",
 }
 
-# A row has one core, and needs no pool of processes that all import torch first. Where a single package is built, its
-# speed is not worth three programs that find out which vectors this CPU has.
+# Where a single package is built, its speed is not worth headers compiled for others, or three programs that find out
+# which vectors this CPU has.
+SINGLE = {"TORCHINDUCTOR_VEC_ISA_OK": "0", "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
+# A row has one core, and needs no pool of processes that all import torch first. A package's wrapper, whose code is
+# torch's, takes longest to compile: without optimizations.
 ENVIRONMENT = {
     **os.environ,
     "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")])),
     "OMP_NUM_THREADS": "1",
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
-    **({} if IS_WHOLE else {"TORCHINDUCTOR_VEC_ISA_OK": "0"}),
+    "AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL": "O0",
+    **({} if IS_WHOLE else SINGLE),
 }
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 __all__ = [
+    "MEASURED_PIECES",
+    "MeasuredPieces",
     "gpu_group_size",
     "group_size",
     "group_size_candidates",
@@ -25,17 +28,51 @@ LARGEST_ON_GPU = 16
 SIZES_ON_GPU = tuple(2**power for power in range(LARGEST_ON_GPU.bit_length()))
 # Slots for each entry from which on short rows are better taken entry by entry, which needs no padding. One H200,
 # float16, N = 32, 128 and 512: PROTEINS 1.04, 1.19 and 1.04 times as fast with groups of one, rows of 1 to 32 entries
-# 1.27, 1.31 and 1.28, rows of about 8 (Poisson) 1.11, 1.35 and 0.90; with 1.6 slots, DD 1.0, 1.05 and 0.96.
-MOSTLY_PADDING = 1.75
+# 1.27, 1.31 and 1.28, rows of about 8 (Poisson) 1.11, 1.35 and 0.90; DD, with 1.63 slots, 1.19 and 0.92 (N = 16, 128),
+# and with float32 1.04 and 1.06 (N = 16, 256). Groups of 4 and not of 8 for pubmed, with 1.5 slots and not 2.2, took
+# 1.17 times as long with 128 columns of float32, and 0.88 times with 128 of float16.
+MOSTLY_PADDING = 1.6
 LONG_ROW = 32  # entries, from which on a program that takes a whole row is waited for
-# Entries of a piece of a row, and the warps of a large GPU, which are to have one each: of pieces of 16, 32, 64, 128
-# and 512 entries those of 16 were the best on one H200 for cora, of 32 or 64 for graphs of long rows (float32, 256
-# columns).
-LEAST_PIECE, LONGEST_PIECE, WARPS = 8, 64, 2**13
-LONGEST_PACKED = 32  # of several rows: REDDIT-BINARY with 64 columns took 0.138 ms, and 0.148 by pieces of 64
-# Rows of a piece, from which on pieces hold whole short rows: REDDIT-BINARY, of 2.3 entries a row, took 0.501 ms with
-# 256 columns of float32 and 0.150 with 128 of float16, and 0.601 and 0.217 by pieces of single rows; gowalla-bip, of
-# 23, took 0.180 and 0.086, and 0.188 and 0.061.
+
+
+class MeasuredPieces(NamedTuple):
+    """Milliseconds of a product over a graph, by the entries of a piece."""
+
+    graph: str
+    entries: int
+    rows: int
+    columns: int
+    itemsize: int
+    by_size: Mapping[int, float]
+
+
+# One H200 (torch 2.11, triton 3.6): the best by `tune` of "C[m,n] += A[m,k] * B[k,n]" over rows in such pieces.
+MEASURED_PIECES = (
+    MeasuredPieces("REDDIT-BINARY", 1_991_016, 859_254, 16, 2, {8: 0.0351, 16: 0.0400, 32: 0.0513, 64: 0.0547}),
+    MeasuredPieces("REDDIT-BINARY", 1_991_016, 859_254, 16, 4, {8: 0.0506, 16: 0.0506, 32: 0.0592, 64: 0.0682}),
+    MeasuredPieces("REDDIT-BINARY", 1_991_016, 859_254, 64, 2, {8: 0.0918, 16: 0.0835, 32: 0.0848}),
+    MeasuredPieces("REDDIT-BINARY", 1_991_016, 859_254, 128, 2, {8: 0.158, 16: 0.143, 32: 0.141, 64: 0.151}),
+    MeasuredPieces("REDDIT-BINARY", 1_991_016, 859_254, 256, 4, {8: 0.485, 16: 0.453, 32: 0.452}),
+    MeasuredPieces("blogcatalog3", 667_966, 10_312, 16, 2, {32: 0.0082, 64: 0.0102}),
+    MeasuredPieces("blogcatalog3", 667_966, 10_312, 128, 2, {32: 0.0208, 64: 0.0201, 128: 0.0215, 256: 0.0281}),
+    MeasuredPieces("blogcatalog3", 667_966, 10_312, 256, 4, {32: 0.0492, 64: 0.0513, 128: 0.0552, 256: 0.0616}),
+    MeasuredPieces("fb-Cornell5", 1_581_554, 18_660, 16, 2, {32: 0.0187, 64: 0.0176}),
+    MeasuredPieces("fb-Cornell5", 1_581_554, 18_660, 128, 2, {32: 0.0429, 64: 0.0448, 128: 0.0462, 256: 0.0528}),
+    MeasuredPieces("fb-Cornell5", 1_581_554, 18_660, 256, 4, {32: 0.156, 64: 0.154, 128: 0.159, 256: 0.171}),
+    MeasuredPieces("gowalla-bip", 1_620_256, 70_839, 16, 2, {32: 0.0191, 64: 0.0210}),
+    MeasuredPieces("gowalla-bip", 1_620_256, 70_839, 128, 2, {32: 0.0565, 64: 0.0588, 128: 0.0654, 256: 0.0689}),
+    MeasuredPieces("gowalla-bip", 1_620_256, 70_839, 256, 4, {32: 0.188, 64: 0.185, 128: 0.188, 256: 0.192}),
+    MeasuredPieces("ogbl-ddi", 2_135_822, 4_267, 16, 2, {32: 0.0172, 64: 0.0166}),
+    MeasuredPieces("ogbl-ddi", 2_135_822, 4_267, 128, 2, {32: 0.0490, 64: 0.0437, 128: 0.0429, 256: 0.0467}),
+    MeasuredPieces("ogbl-ddi", 2_135_822, 4_267, 256, 4, {32: 0.0993, 64: 0.100, 128: 0.111, 256: 0.126}),
+)
+# Entries of a piece of a row, and how many pieces there are to be; the same of pieces of several rows, of which each of
+# the warps of a large GPU is to have one. Fitted to the above.
+LEAST_PIECE, LONGEST_PIECE, PIECES = 8, 64, 2**15
+LONGEST_PACKED, WARPS = 16, 2**13
+# Rows of the longest piece, from which on pieces hold whole short rows: REDDIT-BINARY, of 2.3 entries a row, took 0.501
+# ms with 256 columns of float32 and 0.150 with 128 of float16, and 0.601 and 0.217 by pieces of single rows;
+# gowalla-bip, of 23, took 0.180 and 0.086, and 0.188 and 0.061.
 ROWS_OF_A_PIECE = 8
 
 
@@ -121,24 +158,24 @@ def groups_of(positions: Tensor, size: int | None, is_on_gpu: bool) -> tuple[int
 
 
 def piece_size(entries: int, is_packed: bool = False) -> int:
-    """Return how many entries of a row a program takes at most: so many that each of `WARPS` has a piece.
+    """Return how many entries of a row a program takes at most: so many that there are `PIECES`, or packed `WARPS`.
 
-    >>> piece_size(10_000), piece_size(200_000), piece_size(10_000_000), piece_size(10_000_000, is_packed=True)
-    (8, 32, 64, 32)
+    >>> piece_size(10_000), piece_size(600_000), piece_size(10_000_000), piece_size(10_000_000, is_packed=True)
+    (8, 32, 64, 16)
     """
-    size = LEAST_PIECE
-    while size < (LONGEST_PACKED if is_packed else LONGEST_PIECE) and size * WARPS < entries:
+    size, (longest, pieces) = LEAST_PIECE, (LONGEST_PACKED, WARPS) if is_packed else (LONGEST_PIECE, PIECES)
+    while size < longest and size * pieces < entries:
         size *= 2
     return size
 
 
 def packs_rows(entries: int, rows: int) -> bool:
-    """Return whether rows are so short that a piece holds several of them.
+    """Return whether rows are so short that a piece holds several of them, and there are pieces enough.
 
     >>> packs_rows(2_000_000, 900_000), packs_rows(2_000_000, 90_000), packs_rows(2_000, 900)
     (True, False, False)
     """
-    return ROWS_OF_A_PIECE * entries < piece_size(entries) * rows
+    return ROWS_OF_A_PIECE * entries < LONGEST_PIECE * rows and entries > LONGEST_PACKED * WARPS
 
 
 def group_size_candidates(occ: Tensor | Sequence[int]) -> tuple[int, ...]:

@@ -51,7 +51,6 @@ LAUNCHERS = 2048  # kept, of a few kB each; those of one kernel share its source
 # filling picked rows, which is an estimate. Tiny problems wait for the host, so one launch is best for them.
 OPERATIONS = {"": 1, "zero": 2, "fill": 5}
 ALIKE = 1.03  # times the least: calls that the device finds equally good, by what two runs of one differ
-CLEARLY = 0.9  # of the time that the best for eager calls takes: then captured graphs get a kernel of their own
 BAR_AFTER = 1.0  # seconds before a progress bar appears
 OUT_OF_MEMORY = "out of memory"  # why a candidate has no time, as the errors of torch, Triton and the driver put it
 
@@ -248,13 +247,13 @@ def _with_recalled_captures(
 
 
 def _for_captures(entry: Entry) -> Choices | None:
-    """Return the choices that take the device clearly less time than those for eager calls, or None.
+    """Return the choices that take the device less time than those for eager calls, or None if these are alike.
 
     Eager calls are ranked by the host's time too, which a captured graph does not pay.
     """
     eager_ms = next((ms for choices, ms in entry.times if choices == entry.config), 0.0)
     quickest, ms = entry.times[0] if entry.times else (None, 0.0)
-    return quickest if ms < CLEARLY * eager_ms else None
+    return quickest if ALIKE * ms < eager_ms else None
 
 
 def _with_captured(best: Launcher, quickest: Launcher) -> Launcher:
@@ -488,16 +487,18 @@ def _is_out_of_memory(error: BaseException | None) -> bool:
 def _time(call: Callable[[], object], hopeless: float) -> float:
     """Return the milliseconds of one call on the device, by replaying a graph of several.
 
-    A call that takes longer than `hopeless` is timed once, without a graph, and one that takes long twice. While the
-    host prepares a lone call the device waits, so only what the call takes beyond that is surely the device's.
+    A call that takes long, or longer than `hopeless`, is timed twice, without a graph: another process may have had
+    the device meanwhile. While the host prepares a lone call the device waits, so only what the call takes beyond that
+    is surely the device's.
     """
     call()
     torch.cuda.synchronize()
     single, host = _elapsed_with_host(call)
-    if single - host > hopeless + LAUNCH:
-        return single
-    if single - host > LONG_CALL:
-        return min(single, _elapsed(call))
+    limit = min(hopeless + LAUNCH, LONG_CALL)
+    if single - host > limit:
+        again, host = _elapsed_with_host(call)
+        if again - host > limit:
+            return min(single, again)
     graph = captured(call, TIMED_CALLS)
     graph.replay()
     torch.cuda.synchronize()

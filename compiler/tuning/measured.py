@@ -12,11 +12,12 @@ is the side that a statement keeps short, `wide` the long one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log2
+from typing import NamedTuple
 
-__all__ = ["Point", "Traits", "measured_points"]
+__all__ = ["MEASURED_TILES", "MeasuredTiles", "Point", "Traits", "measured_points"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,9 @@ class Traits:
     narrow: int = 0  # 16, 32, 64, 128: the class of its narrow side
     is_narrow_first: bool = True  # the narrow side is the rows of the output
     widest: int = 0  # elements, of a side that has no other limit
-    used: int = 0  # of those, all but what no thread has
+    used: int = 0  # of those, all but what no thread has; or of gathered rows what a warp loads at once
+    is_walk: bool = False  # a program goes through rows of the output, or pieces of them
+    is_even: bool = True  # those that it has side by side are about as long
     widest_aligned: int = 0  # of rows that begin up to a warp's row earlier; 0: where they begin is good as it is
     few_warps: int = 1  # for a tile that one warp, or two, hold in registers
     is_long_by_narrow: bool = False  # the wide side goes on while the narrow one is no longer than a tile
@@ -74,10 +77,8 @@ def measured_points(traits: Traits) -> tuple[Point, ...]:
         return tuple(Point(max(elements // wide, 1), wide, 4) for elements, wide in sizes)
     if traits.form == "plain":
         fuller = [Point(height, 0, 4) for each in FULLER if (height := each * 128 // traits.widest) > MOST_HEIGHT]
-        # Pieces of rows of which each thread of a warp loads one vector: with rows of 256 and 1,024 bytes they took
-        # 1.04 to 1.07 times as long as the best of all on an H200, by the geometric mean over graphs.
-        vectors = [Point(max(1, traits.used // traits.widest), 0, 1)] if traits.used else []
-        whole = [replace(point, wide=traits.widest) for point in (*vectors, *PLAIN[traits.narrow], *fuller)]
+        listed = _gathered(traits) if traits.used else (*PLAIN[traits.narrow], *fuller)
+        whole = [replace(point, wide=traits.widest) for point in listed]
         return (*whole, *_in_slices(traits.slices, SLICED))
     if traits.form == "walk":
         whole = _in_slices((traits.widest,), WALKED[:1])
@@ -92,6 +93,13 @@ def measured_points(traits: Traits) -> tuple[Point, ...]:
         ]
         return (*aligned, *plain)
     return tuple(replace(point, wide=point.wide or traits.widest) for point in OTHERS[traits.form])
+
+
+def _gathered(traits: Traits) -> list[Point]:
+    """Return points of which a thread loads so many vectors of each gathered row; one warp has at least a row."""
+    rows = [(int(each * traits.used * warps / traits.widest), warps) for each, warps in GATHERED[traits.is_walk]]
+    rows = [(max(height, int(warps == 1)), warps) for height, warps in rows]
+    return [Point(height, 0, warps) for height, warps in (*rows, *(() if traits.is_even else FEW_ROWS)) if height]
 
 
 def _in_slices(slices: tuple[int, ...], sizes: Sequence[tuple[int, int]]) -> list[Point]:
@@ -291,6 +299,39 @@ PLAIN = {
     0: tuple(Point(height, 0, warps) for height, warps in HEIGHTS),
     16: tuple(Point(height, 0, warps) for height, warps in (*HEIGHTS, (16, 1), (32, 2), (32, 4))),  # few fill a warp
 }
+
+
+class MeasuredTiles(NamedTuple):
+    """Microseconds of a product over a graph, by vectors of 16 bytes that a thread loads of a row, and warps."""
+
+    graph: str
+    columns: int
+    itemsize: int
+    is_walk: bool
+    is_even: bool
+    by_tile: Mapping[tuple[float, int], float]
+
+
+# One H200 (torch 2.11, triton 3.6), by `tune` of "C[m,n] += A[m,k] * B[k,n]": pieces of 64 entries, whole rows, groups.
+MEASURED_TILES = (
+    MeasuredTiles("gowalla-bip", 128, 2, True, True, {(1, 1): 58.8, (1, 4): 60.6, (2, 1): 61.0, (2, 2): 67.9}),
+    MeasuredTiles("fb-Cornell5", 16, 2, True, True, {(1, 1): 17.6, (0.25, 1): 19.5, (1, 4): 23.0, (2, 4): 29.1}),
+    MeasuredTiles("PROTEINS", 256, 4, True, False, {(4, 1): 29.7, (2, 2): 31.4, (2, 1): 32.1, (8, 1): 33.5}),
+    MeasuredTiles("PROTEINS", 128, 2, True, False, {(2, 1): 9.1, (1, 2): 9.9, (1, 4): 10.3, (1, 1): 14.7}),
+    MeasuredTiles("DD", 16, 2, True, False, {(1, 2): 13.8, (2, 1): 13.9, (1, 1): 15.3, (0.25, 1): 52.1}),
+    MeasuredTiles("pubmed", 256, 4, False, True, {(1, 4): 18.3, (4, 1): 19.7, (2, 1): 20.7, (2, 4): 21.2}),
+    MeasuredTiles("pubmed", 128, 2, False, True, {(1, 4): 8.4, (1, 2): 8.5, (0.5, 4): 9.5, (2, 4): 11.6}),
+    MeasuredTiles("pubmed", 16, 2, False, True, {(0.5, 4): 3.5, (1, 1): 3.8, (1, 4): 4.3, (0.125, 4): 14.4}),
+    MeasuredTiles("REDDIT-BINARY", 16, 2, False, True, {(2, 1): 35.0, (1, 2): 35.1, (1, 4): 35.7, (0.25, 1): 163.4}),
+)
+# The vectors and warps that are tried of rows that are gathered, by whether a program goes through rows of the output,
+# or pieces of them, or has groups of their entries side by side: what was the best somewhere of the above. Of whole
+# rows, which are of many lengths, all that are side by side wait for the longest.
+GATHERED = {
+    True: ((1, 1), (2, 1), (1, 4), (2, 4), (0.5, 4), (1, 2), (4, 1)),
+    False: ((1, 4), (2, 4), (0.5, 4), (1, 2), (1, 1), (2, 1), (4, 1)),
+}
+FEW_ROWS = ((4, 1), (1, 1))
 # Elements of a row that one warp holds the sum of: 322,981 rows of 207 took an H200 0.0686 ms with one warp and 0.0721
 # with two, and 0.0610 where a warp loads a factor of 9 numbers once and hands it on.
 RUN_OF_A_WARP = 256

@@ -7,7 +7,7 @@ host waits for the answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
@@ -96,8 +96,7 @@ class SparseSource:
             is_coalesced = A.layout is not torch.sparse_coo or self.merged is not None or A.is_coalesced()
         if is_constant and is_coalesced and self.shaped is None and may_keep(*indices, entries):
             self.shaped = _shaped_by(_sparse(A, indices, entries.new_zeros(()).expand(entries.shape), is_coalesced))
-        coords, block_size = self.arranged.coords.unbind(0), self.arranged.pattern.block_size
-        return _followed(A, indices, entries, is_coalesced, coords, block_size)
+        return _followed(A, indices, entries, is_coalesced, self.arranged)
 
 
 def _shaped_by(example: Tensor) -> Callable[[Tensor], Tensor | None] | None:
@@ -225,27 +224,25 @@ class _Compressed(torch.autograd.Function):
     """A compressed tensor of its entries, whose gradient reads entries alone: torch's own makes the matrix dense."""
 
     @staticmethod
-    def forward(ctx: Any, entries: Tensor, A: Tensor, indices: Tensors, coords: Tensors, block_size: Any) -> Tensor:
-        ctx.layout, ctx.indices, ctx.coords, ctx.block_size = A.layout, indices, coords, block_size
+    def forward(ctx: Any, entries: Tensor, A: Tensor, indices: Tensors, arranged: Arranged) -> Tensor:
+        ctx.layout, ctx.indices, ctx.arranged = A.layout, indices, arranged
         return _sparse(A, indices, entries, True)
 
     @staticmethod
     @unbatch_gradients
     def backward(ctx: Any, upstream: Tensor) -> Any:
         if upstream.layout is ctx.layout and all(map(torch.equal, _indices(upstream), ctx.indices)):
-            return upstream.values(), *[None] * 4  # that of `values()` holds the same index tensors: nothing waits
-        dense, (rows, columns) = upstream.to_dense(), ctx.coords
-        for at, length in enumerate(ctx.block_size or ()):
+            return upstream.values(), *[None] * 3  # that of `values()` holds the same index tensors: nothing waits
+        dense, (rows, columns) = upstream.to_dense(), ctx.arranged.coords
+        for at, length in enumerate(ctx.arranged.pattern.block_size or ()):
             dense = dense.unflatten(2 * at, (-1, length))
-        return (dense if dense.ndim == 2 else dense.transpose(1, 2))[rows, columns], *[None] * 4
+        return (dense if dense.ndim == 2 else dense.transpose(1, 2))[rows, columns], *[None] * 3
 
 
-def _followed(
-    A: Tensor, indices: Tensors, entries: Tensor, is_coalesced: bool, coords: Tensors, block_size: Sequence[int] | None
-) -> Tensor:
-    """Return a sparse tensor of A's layout, with a gradient of the entries; `coords` are their rows and columns."""
+def _followed(A: Tensor, indices: Tensors, entries: Tensor, is_coalesced: bool, arranged: Arranged) -> Tensor:
+    """Return a sparse tensor of A's layout, with a gradient of the entries, which lie where `arranged` has them."""
     if A.layout is not torch.sparse_coo and wants_gradient([entries]) and not is_transformed():
-        return _Compressed.apply(entries, A, indices, coords, block_size)  # type: ignore[no-any-return]
+        return _Compressed.apply(entries, A, indices, arranged)  # type: ignore[no-any-return]
     return _sparse(A, indices, entries, is_coalesced)
 
 

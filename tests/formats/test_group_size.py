@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import geometric_mean
 
 import pytest
 import torch
@@ -10,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from insum_ops.formats import GroupCOO, group_size
-from insum_ops.formats.group_size import gpu_group_size, group_size_candidates, indirect_accesses
+from insum_ops.formats.group_size import (
+    MEASURED_PIECES,
+    gpu_group_size,
+    group_size_candidates,
+    indirect_accesses,
+    packs_rows,
+    piece_size,
+)
 
 row_counts = st.lists(st.integers(0, 300), max_size=30)
 
@@ -93,6 +101,8 @@ def test_on_a_gpu_most_rows_are_one_group(occ):
     [
         ([8] * 10, 8),  # whole groups
         ([6] * 10, 8),  # 1.3 slots for each entry
+        ([4, 4, 5, 6, 7], 8),  # 1.54
+        ([4, 4, 4, 5, 7], 1),  # 1.67
         ([16, 4, 2, 2], 1),  # 2.7: short rows are walked entry by entry
         ([64, 2, 2, 2, 2, 2, 2, 2, 2, 2], 16),  # a long one would be waited for
         ([16] * 10, 1),  # rows that are longer than groups are cut
@@ -101,3 +111,13 @@ def test_on_a_gpu_most_rows_are_one_group(occ):
 )
 def test_on_a_gpu_short_rows_are_not_mostly_padding(occ, expected):
     assert gpu_group_size(occ) == expected
+
+
+@pytest.mark.cpu
+def test_pieces_of_rows_are_about_as_long_as_was_measured_to_be_best():
+    worse = []
+    for _, entries, rows, _, _, by_size in MEASURED_PIECES:
+        size = piece_size(entries, packs_rows(entries, rows))
+        worse.append(by_size[size] / min(by_size.values()))
+    assert max(worse) < 1.15
+    assert geometric_mean(worse) < 1.03

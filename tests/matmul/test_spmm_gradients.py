@@ -27,6 +27,7 @@ from torch.autograd import forward_ad
 
 from insum_ops import spmm
 from insum_ops.formats import GroupCOO
+from insum_ops.matmul.arrange import Arranged
 
 pytestmark = SPARSE_WARNINGS
 
@@ -87,6 +88,15 @@ def test_the_gradient_of_a_sparse_tensor_is_sparse_with_its_pattern(kind, reduce
     assert dA._nnz() == (A.detach().coalesce() if A.layout is torch.sparse_coo else A)._nnz()
     assert_matches(dA.to_dense(), expected * stored)
     assert_matches(dB, expected_dB)
+
+
+def test_a_gradient_that_has_none_itself_asks_for_no_coordinates(monkeypatch):
+    dense, B = random_matrix(6, 4), random_dense(4, 3).requires_grad_()
+    A = csr(dense).requires_grad_()
+    for _ in range(3):
+        (dA,) = torch.autograd.grad(spmm(A, B).sum(), A)
+        assert_matches(dA.to_dense(), B.detach().sum(1) * (dense != 0))
+        monkeypatch.delattr(Arranged, "coords", raising=False)
 
 
 @pytest.mark.parametrize("kind", ["coo", "uncoalesced", "csr"])  # torch accumulates .grad for no other sparse layout

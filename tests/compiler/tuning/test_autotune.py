@@ -1,6 +1,7 @@
 """Choosing a kernel: what was measured before is used, and two processes do not measure the same thing twice."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -159,8 +160,8 @@ def test_a_cast_afterwards_keeps_the_host_busy_too():
 
 
 @pytest.mark.usefixtures("problem")  # for its empty cache
-@pytest.mark.parametrize(("ms", "is_other"), [(0.003, True), (0.0055, False)])
-def test_captured_graphs_get_what_is_clearly_faster_on_the_device(ms, is_other, monkeypatch):
+@pytest.mark.parametrize(("ms", "is_other"), [(0.003, True), (0.0055, True), (0.0059, False)])
+def test_captured_graphs_get_what_is_faster_on_the_device(ms, is_other, monkeypatch):
     building(monkeypatch)
     own, ways = groups()
     eager, quick = ways["owner"].choices, ways["store-or-atomic"].choices
@@ -232,3 +233,12 @@ def test_lengths_of_one_power_of_two_share_a_key():
         return problem_for(bind(parse("C[p,n] = B[I[p],n]"), tensors), tensors).key
 
     assert key(33) == key(64) != key(65)
+
+
+@pytest.mark.parametrize(("second", "expected"), [(0.1, 0.05), (4.0, 4.0)])
+def test_a_call_that_seems_hopeless_is_timed_again(second, expected, monkeypatch):
+    spans = iter([5.0, second])
+    monkeypatch.setattr(autotune, "_elapsed_with_host", lambda call: (next(spans, 0.5), 0.0))
+    monkeypatch.setattr(autotune, "captured", lambda call, count: SimpleNamespace(replay=lambda: None))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    assert autotune._time(lambda: None, hopeless=1.0) == expected

@@ -10,6 +10,7 @@ from problems import APPLICATIONS, positions, problem, values
 
 from insum_ops.compiler.binding.shape_class import power_of_two
 from insum_ops.compiler.planning.schedule import Schedule, schedules
+from insum_ops.compiler.tuning.measured import MEASURED_TILES, MeasuredTiles, Traits, measured_points
 from insum_ops.compiler.tuning.problem import candidates
 from insum_ops.compiler.tuning.space import configs
 from insum_ops.formats.facts import OwnedRows
@@ -274,3 +275,13 @@ def test_choices_tell_the_candidates_of_a_statement_that_moves_data_apart(
     ways = candidates(problem(expr, tensors, size), full=True)
     assert len({str(way.choices) for way in ways}) == len(ways)
     assert len({str(way) for way in ways}) == len(ways)
+
+
+@pytest.mark.parametrize("measured", MEASURED_TILES, ids=lambda own: f"{own.graph}-{own.columns}-{own.itemsize}")
+def test_tiles_over_gathered_rows_are_among_the_best_that_were_measured(measured: MeasuredTiles) -> None:
+    warp = 32 * 16 // measured.itemsize  # elements of a vector to each thread
+    own = Traits("plain", widest=measured.columns, used=warp, is_walk=measured.is_walk, is_even=measured.is_even)
+    tiles = [(point.narrow * point.wide / (warp * point.warps), point.warps) for point in measured_points(own)]
+    times = [measured.by_tile[tile] for tile in tiles if tile in measured.by_tile]
+    assert min(times) == min(measured.by_tile.values())
+    assert times[0] <= 1.65 * min(times)  # what is taken untimed

@@ -11,7 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..compiler import INDEX_DTYPES, IndexRangeError, OperandError, ShapeError, UnsupportedError, remembered_range, takes_composites
+from ..compiler import (
+    INDEX_DTYPES,
+    IndexRangeError,
+    OperandError,
+    ShapeError,
+    UnsupportedError,
+    remembered_range,
+    takes_composites,
+)
 from ..formats import GroupCOO
 from ..formats.guard import may_keep
 from ..formats.torch_state import is_autocast_enabled, is_dynamo, is_watched

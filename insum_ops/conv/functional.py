@@ -427,11 +427,12 @@ def _check(
     features: Tensor, weight: Tensor, kernel_map: KernelMap | MapParts, bias: Tensor | None, groups: int
 ) -> None:
     """Refuse features, weights, biases and groups whose shapes do not fit each other and the map."""
+    # not `len(features)`, by which a tracer would take their number for a constant
     shape, kernel = features.shape, weight.shape
     fits = len(shape) == 2 and shape[0] == kernel_map.num_inputs and kernel[1:-1] == kernel_map.kernel_size
     if fits and groups == 1 and kernel[-1] == shape[1] and (bias is None or bias.shape == kernel[:1]):
         return
-    if features.ndim != 2 or len(features) != kernel_map.num_inputs:
+    if len(shape) != 2 or shape[0] != kernel_map.num_inputs:
         raise ShapeError(
             f"features is {list(features.shape)} but the kernel map has {kernel_map.num_inputs} input voxels; "
             "features are [voxels, channels]"

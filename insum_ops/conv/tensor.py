@@ -78,7 +78,7 @@ class Voxels:
         if layout.kind == "subm":
             return parts, self
         shape = parts.sizes[1 + len(layout.kernel_size) :]
-        return parts, Voxels(parts.target, VoxelGrid(shape, self.grid.batch_size))
+        return parts, Voxels(parts.target, VoxelGrid(shape, self.grid.batch_size), {})
 
     def check(self) -> None:
         """Refuse a voxel outside the grid or given twice, for layers that make no kernel map, which would refuse it.
@@ -680,7 +680,7 @@ class SparseConvTensor(Moves, _Fields):
             guard = None if is_traced else _guard(self.indices)
             saved = SavedMap(kernel_map, layout, self.voxels, target, guard, not is_traced)
             if is_traced:
-                return kernel_map, Voxels(target.indices, target.grid, saves=(indice_key, saved))
+                return kernel_map, Voxels(target.indices, target.grid, {}, None, (indice_key, saved))
             self.indice_dict[indice_key] = saved
             return kernel_map, target
         if saved.layout != layout:

@@ -304,7 +304,7 @@ def test_a_compiled_statement_over_tensors_asks_few_functions_of_ours_whether_th
     assert 0 < count <= 40  # each is asked at every call; the way of formats has about a hundred
 
 
-@pytest.mark.parametrize("name, most", [("SpMM", 75), ("BlockSparseLinear", 55), ("SubMConv1d", 125)])
+@pytest.mark.parametrize(("name", "most"), [("SpMM", 75), ("BlockSparseLinear", 55), ("SubMConv1d", 125)])
 def test_a_compiled_layer_is_one_operator_to_dynamo_which_asks_few_guards(name, most):
     _, layer, x = _layers()[name]
 

@@ -22,7 +22,8 @@ __all__ = ["composite", "takes_composites"]
 def composite(schema: str, function: Callable[..., Tensor]) -> Any:
     """Return the torch operator of a schema that runs as `function` does, of which tracers see all that it calls.
 
-    Torch keeps graphs on disk by what an operator is given: that must be all that the function depends on.
+    Torch keeps graphs on disk by what an operator is given: that must be all that the function depends on, and whoever
+    changes what one is taken apart into gives it another name.
     """
     name = schema.split("(")[0]
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))

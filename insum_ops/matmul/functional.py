@@ -127,11 +127,12 @@ def spmm(A: Any, B: Tensor, reduce: Reduce = "sum", *others: NoReturn) -> Tensor
                 f"spmm takes A, B and reduce, not {3 + len(others)} arguments; what torch_sparse writes "
                 "spmm(index, value, m, n, B) is spmm((index.flip(0), value, (n, m)), B)"
             )
-        if is_dynamo() and takes_composites() and isinstance(A, SparseFormat) and isinstance(B, Tensor):
-            parts = parts_of(A)
-            if parts is not None and isinstance(reduce, str) and reduce != "mean":  # which counts entries beforehand
-                return traced_spmm(parts.text, parts.shape, parts.values, parts.coords, B, reduce)  # type: ignore[no-any-return]
-        if is_dynamo() or type(B) not in PLAIN or not isinstance(reduce, str):
+        if is_dynamo():
+            parts = parts_of(A) if isinstance(A, SparseFormat) and takes_composites() else None
+            if parts is None or not isinstance(B, Tensor) or not isinstance(reduce, str) or reduce == "mean":
+                return _spmm(A, B, reduce)
+            return traced_spmm(parts.text, parts.shape, parts.values, parts.coords, B, reduce)  # type: ignore[no-any-return]
+        if type(B) not in PLAIN or not isinstance(reduce, str):
             return _spmm(A, B, reduce)
         if type(A) is Tensor:
             source = remembered_source(A)

@@ -80,7 +80,7 @@ def followed_sparse(
     evaluate: Evaluate,
     expr: str,
     name: str,
-    form: SparseFormat,
+    form: Any,  # or its parts
     size: Sequence[int] | None,
     dense: Mapping[str, Any],
     group_dim: int,

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from .convert import Layout, lay_out_groups
+from .convert import Layout, lay_out_across, lay_out_groups
 from .sparse_format import SparseFormat
 
 __all__ = ["GroupCOO"]
@@ -54,3 +54,12 @@ class GroupCOO(SparseFormat):
     @classmethod
     def _lay_out(cls, coords: Tensor, grid: tuple[int, ...], group_dim: int, group_size: int | None) -> Layout:
         return lay_out_groups(coords, grid, group_dim, group_size, cls.is_blocked)
+
+    def _lay_out_across(self, num_entries: int, group_dim: int, group_size: int | None) -> Layout | None:
+        if group_size is not None or self.is_blocked or self.ndim != 2 or group_dim == self.group_dim:
+            return None
+        rows, columns = self.coords[group_dim], self.coords[self.group_dim]
+        assert rows is not None
+        assert columns is not None
+        layout = lay_out_across(rows, columns, num_entries, (self.shape[group_dim], self.shape[self.group_dim]))
+        return None if layout is None else layout.along(group_dim)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -197,7 +197,7 @@ def lay_out_listed(
     rows: Tensor,
     columns: Tensor,
     grid: tuple[int, int],
-    refuse: Callable[[], NoReturn] | None = None,
+    refuse: Callable[[], object] | None = None,
     is_sorted: bool = False,
     adds: bool = False,
     group_size: int | None = None,

@@ -212,18 +212,24 @@ def point(
     tl.store(counts_ptr + row, ((length + cut - 1) // cut << 32) + is_zeroed.to(tl.int64), mask=is_row)
 
 
+@triton.jit
+def _spread_rows(to_zero_ptr, order_ptr, ends_ptr, places_ptr, row, row_count):
+    """Store rows_to_zero, which ends[r] counts up to r, and order."""
+    is_row = row < row_count
+    end = tl.load(ends_ptr + row, mask=is_row, other=0) & 0xFFFFFFFF
+    before = tl.load(ends_ptr + row - 1, mask=is_row & (row > 0), other=0) & 0xFFFFFFFF
+    tl.store(to_zero_ptr + end - 1, row, mask=is_row & (end != before))
+    tl.store(order_ptr + row, tl.load(places_ptr + row, mask=is_row, other=0), mask=is_row)
+
+
 @triton.jit(do_not_specialize=["groups", "row_count"])
 def spread(
     to_zero_ptr, order_ptr, is_shared_ptr, pointers_ptr, ends_ptr, places_ptr, rows_ptr, groups, row_count,
     HAS_GROUPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """rows_to_zero, which ends[r] counts up to r, and order; if HAS_GROUPS, which is_shared."""
+    """rows_to_zero and order; if HAS_GROUPS, is_shared."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    is_row = at < row_count
-    end = tl.load(ends_ptr + at, mask=is_row, other=0) & 0xFFFFFFFF
-    before = tl.load(ends_ptr + at - 1, mask=is_row & (at > 0), other=0) & 0xFFFFFFFF
-    tl.store(to_zero_ptr + end - 1, at, mask=is_row & (end != before))
-    tl.store(order_ptr + at, tl.load(places_ptr + at, mask=is_row, other=0), mask=is_row)
+    _spread_rows(to_zero_ptr, order_ptr, ends_ptr, places_ptr, at, row_count)
     if HAS_GROUPS:
         is_group = at < groups
         row = tl.load(rows_ptr + at, mask=is_group, other=0).to(tl.int64)
@@ -255,11 +261,15 @@ def cut_rows(
 
 @triton.jit(do_not_specialize=["pieces", "row_count", "cut"])
 def order_pieces(
-    pieces_ptr, is_shared_ptr, bounds_ptr, places_ptr, pointers_ptr, rows_ptr, pieces, row_count, cut,
-    NEAR: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
+    to_zero_ptr, order_ptr, pieces_ptr, is_shared_ptr, bounds_ptr, places_ptr, pointers_ptr, ends_ptr, rows_ptr,
+    pieces, row_count, cut, NEAR: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """pieces[s] = bounds of the pieces in the order of places, the longest of NEAR neighbours first, and is_shared."""
+    """pieces[s] = bounds of the pieces in the order of places, the longest of NEAR neighbours first, and is_shared.
+
+    And what `spread` stores of rows, of which there are no more than pieces.
+    """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    _spread_rows(to_zero_ptr, order_ptr, ends_ptr, places_ptr, at, row_count)
     is_piece = at < pieces
     chosen = tl.load(places_ptr + row_count + at, mask=is_piece, other=row_count) - row_count
     first = tl.load(bounds_ptr + 2 * chosen, mask=is_piece, other=0)

@@ -159,22 +159,23 @@ def find_facts(
     numbers = groups, num_rows, groups.bit_length(), cut or 1
     _point((num_rows // BLOCK + 1, 1), (pointers, keys, ends, rows), numbers, (is_packed, BLOCK))
     ends.cumsum_(0)
-    pieces, is_shared = None, torch.empty(count if cut else groups, dtype=torch.bool, device=device)
-    if cut:
-        pieces, programs = torch.empty(2 * count, dtype=torch.int32, device=device), _programs(count)
+    is_shared = torch.empty(count if cut else groups, dtype=torch.bool, device=device)
+    pieces = torch.empty(2 * count, dtype=torch.int32, device=device)
+    bounds = pieces  # before they are ordered
     if is_packed:
-        _pack_rows(programs, (pieces, is_shared, pointers, rows), (count, groups, cut), (BLOCK,))
+        _pack_rows(_programs(count), (pieces, is_shared, pointers, rows), (count, groups, cut), (BLOCK,))
     elif cut:
         bounds, middles = torch.empty_like(pieces), rows if columns is None else columns
         numbers, last = (count, num_rows, num_rows.bit_length(), cut), torch.iinfo(dtype).max
-        _cut_rows(programs, (bounds, keys, pointers, ends, middles), numbers, (last, BLOCK))
+        _cut_rows(_programs(count), (bounds, keys, pointers, ends, middles), numbers, (last, BLOCK))
     places = keys.sort(stable=True).indices
-    if cut and not is_packed:
-        tensors = pieces, is_shared, bounds, places, pointers, rows
-        _order_pieces(programs, tensors, (count, num_rows, cut), (NEAR, BLOCK, AT_ONCE))
     to_zero = torch.empty(int(ends[-1]) & 0xFFFFFFFF if zeros is None else zeros, dtype=torch.int64, device=device)
     order = torch.empty(num_rows, dtype=torch.int32, device=device)
-    tensors = to_zero, order, is_shared, pointers, ends, places, rows
-    programs = _programs(num_rows if cut else max(num_rows, groups))
-    _spread(programs, tensors, (groups, num_rows), (not cut, BLOCK))
-    return RowFacts(pointers, is_shared, to_zero, order, pieces, cut, is_packed)
+    if cut and not is_packed:
+        ordered = to_zero, order, pieces, is_shared, bounds, places, pointers, ends, rows
+        _order_pieces(_programs(count), ordered, (count, num_rows, cut), (NEAR, BLOCK, AT_ONCE))
+    else:
+        programs = _programs(num_rows if cut else max(num_rows, groups))
+        tensors = to_zero, order, is_shared, pointers, ends, places, rows
+        _spread(programs, tensors, (groups, num_rows), (not cut, BLOCK))
+    return RowFacts(pointers, is_shared, to_zero, order, pieces if cut else None, cut, is_packed)

@@ -138,11 +138,14 @@ def arrange_listed(
 ) -> tuple[Arranged, Merged | None]:
     """Lay entries at `coords` [2, E] out that are listed in any order, or by rows if it `is_sorted`.
 
-    `coords` may be the rows and the columns, [E] each. `refuse` raises for an entry outside the shape. If it `adds`, entries that are listed twice are one: then the result
-    has the distinct coordinates, and which of them each entry has.
+    `coords` may be the rows and the columns, [E] each. `refuse` raises for an entry outside the shape. If it `adds`,
+    entries that are listed twice are one: then the result has the distinct coordinates, and which of them each entry
+    has.
     """
     grid = block_grid(shape, tuple(values.shape[1:]) or None)
-    listed = None if values.ndim > 1 else lay_out_listed(coords[0], coords[1], shape, refuse, is_sorted, adds)
+    listed = None
+    if values.ndim == 1:
+        listed = lay_out_listed(coords[0], coords[1], (shape[0], shape[1]), refuse, is_sorted, adds)
     if listed is not None:
         num_entries = len(values) if listed.merged is None else listed.merged[0].shape[1]
         nothing = values.new_zeros(())

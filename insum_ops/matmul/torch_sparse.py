@@ -7,7 +7,7 @@ host waits for the answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
@@ -55,6 +55,7 @@ class SparseSource:
     filled: SparseFormat | None = None  # with the values that it had then
     indices: tuple[Tensor, ...] = ()  # copies of the tensor's index tensors, made when it was first written to
     shaped: Callable[[Tensor], Tensor | None] | None = None  # makes a sparse tensor like it of entries
+    is_like: bool = False  # a sparse tensor like it was made of entries once
 
     def is_of(self, A: Tensor) -> bool:
         """Whether A is unchanged since the pattern was last compared with it."""
@@ -95,9 +96,10 @@ class SparseSource:
                 indices = self.merged[:1]
             is_coalesced = A.layout is not torch.sparse_coo or self.merged is not None or A.is_coalesced()
         if is_constant and is_coalesced and self.shaped is None and may_keep(*indices, entries):
-            self.shaped = _shaped_by(_sparse(A, indices, entries.new_zeros(()).expand(entries.shape), is_coalesced))
-        coords, block_size = self.arranged.coords.unbind(0), self.arranged.pattern.block_size
-        return _followed(A, indices, entries, is_coalesced, coords, block_size)
+            if self.is_like:  # most patterns that are new at each step have one gradient
+                self.shaped = _shaped_by(_sparse(A, indices, entries.new_zeros(()).expand(entries.shape), is_coalesced))
+            self.is_like = True
+        return _followed(A, indices, entries, is_coalesced, self.arranged)
 
 
 def _shaped_by(example: Tensor) -> Callable[[Tensor], Tensor | None] | None:
@@ -240,11 +242,10 @@ class _Compressed(torch.autograd.Function):
         return (dense if dense.ndim == 2 else dense.transpose(1, 2))[rows, columns], *[None] * 4
 
 
-def _followed(
-    A: Tensor, indices: Tensors, entries: Tensor, is_coalesced: bool, coords: Tensors, block_size: Sequence[int] | None
-) -> Tensor:
-    """Return a sparse tensor of A's layout, with a gradient of the entries; `coords` are their rows and columns."""
+def _followed(A: Tensor, indices: Tensors, entries: Tensor, is_coalesced: bool, arranged: Arranged) -> Tensor:
+    """Return a sparse tensor of A's layout, with a gradient of the entries, which lie where they are arranged."""
     if A.layout is not torch.sparse_coo and wants_gradient([entries]) and not is_transformed():
+        coords, block_size = arranged.coords.unbind(0), arranged.pattern.block_size
         return _Compressed.apply(entries, A, indices, coords, block_size)  # type: ignore[no-any-return]
     return _sparse(A, indices, entries, is_coalesced)
 

@@ -215,7 +215,7 @@ def lay_out_listed(
         adds: whether entries that are listed twice are one; if there are any, the host waits twice.
         group_size: entries of a group; None to choose it.
     """
-    if not (len(rows) and _has_kernels(rows, grid)):
+    if not (_has_kernels(rows, grid) and len(rows)):
         return None
     tally, width = layouts.new_tally(rows.device), None if is_sorted else grid[1]
     listed = rows.contiguous(), columns.contiguous()

@@ -1,6 +1,7 @@
 """Statements to kernels: the compiler, as the layers see it. `pipeline` is where to begin reading."""
 
 from .autograd import (
+    composite,
     direct_apply,
     gradients_key,
     gradients_of,
@@ -12,6 +13,7 @@ from .autograd import (
     run_several,
     runs_at_once,
     separate_gradients,
+    takes_composites,
     unbatch_gradients,
     wanted_gradients,
 )
@@ -126,6 +128,7 @@ __all__ = [
     "check_ranges",
     "choice_key",
     "clear_cache",
+    "composite",
     "described_as",
     "device_name",
     "device_of",
@@ -168,6 +171,7 @@ __all__ = [
     "runs_at_once",
     "separate_gradients",
     "shortened",
+    "takes_composites",
     "terms",
     "tuned",
     "tuning_mode",

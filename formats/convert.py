@@ -8,9 +8,9 @@ torch code on the device of its input; the host waits only for sizes: how many e
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
-from typing import NoReturn
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,12 +19,15 @@ from torch.nn.functional import pad
 from .check import check_inside
 from .device_kernels import runs_kernels
 from .facts import RowFacts
-from .group_size import groups_of, size_on_gpu
+from .group_size import groups_of, pieces_of, size_on_gpu
 
 try:
     from . import layouts
 except ImportError:  # no Triton, not on Linux
     layouts = None  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    from .layouts import Survey
 
 Sizes = tuple[int, ...]
 
@@ -64,6 +67,10 @@ class Layout:
     coords: tuple[Tensor | None, ...]
     gather: Gather | None  # None: value e is entry e
     facts: RowFacts | None = None  # about the rows of the groups; None: not worked out yet
+
+    def along(self, group_dim: int) -> Layout:
+        """Return the layout of a matrix, whose groups are of rows, for one whose groups are along `group_dim`."""
+        return self if group_dim == 0 else replace(self, coords=self.coords[::-1])
 
 
 def block_grid(shape: Sizes, block_size: Sizes | None) -> Sizes:
@@ -164,8 +171,10 @@ def lay_out_groups(
     """Return the layout of GroupCOO: a row's entries fill groups, the last one padded; an empty row has no group."""
     rows, ones = coords[group_dim], len(grid) == 2 and not is_blocked
     if ones and len(rows) and _has_kernels(coords, grid):
-        listed = rows.contiguous(), coords[1 - group_dim].contiguous()
-        return _lay_out_by_kernels(listed, None, layouts.new_tally(coords.device), grid, group_dim, group_size)
+        parts = rows, coords[1 - group_dim], _turned(grid, group_dim)
+        listed = lay_out_listed(*parts, is_sorted=True, group_size=group_size)
+        assert listed is not None
+        return listed.layout.along(group_dim)
     positions = _positions_in_row(rows)
     size, num_groups = groups_of(positions, group_size, ones and coords.is_cuda) if len(rows) else (group_size or 1, 0)
     within = positions % size
@@ -175,59 +184,104 @@ def lay_out_groups(
     return _pad(coords, grid, group_dim, within.add_(group, alpha=size), (num_groups, size), group_rows)
 
 
-def lay_out_unsorted(coords: Tensor, grid: Sizes, group_dim: int, refuse: Callable[[], NoReturn]) -> Layout | None:
-    """Return the layout of GroupCOO of a matrix's entries in any order, each in a slot of its own, be it listed twice.
+class Listed(NamedTuple):
+    """A list of a matrix's entries, laid out by kernels."""
 
-    `refuse` raises the error for an entry outside the grid. The host waits once; None if no kernels do it.
-    """
-    if not (coords.shape[1] and _has_kernels(coords, grid)):
-        return None
-    keys, tally = _keys_by_kernels(coords, grid, group_dim)
-    listed, width = keys.sort(stable=True), grid[1 - group_dim]
-    return _lay_out_by_kernels((listed.values, listed.indices), width, tally, grid, group_dim, None, refuse)
+    layout: Layout
+    merged: tuple[Tensor, Tensor] | None  # distinct coordinates [2, D] and which of them each entry has; None: all are
+    is_in_order: bool  # the entries were listed in the order of their rows
 
 
 @torch.inference_mode(False)  # facts are kept, and must be good for training too
-def _lay_out_by_kernels(
-    listed: tuple[Tensor, Tensor],
-    width: int | None,
-    tally: Tensor,
-    grid: Sizes,
-    group_dim: int,
-    group_size: int | None,
-    refuse: Callable[[], NoReturn] | None = None,
-) -> Layout:
-    """Return what `lay_out_groups` does of a matrix on a GPU, with the facts about its rows; the host waits once.
+def lay_out_listed(
+    rows: Tensor,
+    columns: Tensor,
+    grid: tuple[int, int],
+    refuse: Callable[[], object] | None = None,
+    is_sorted: bool = False,
+    adds: bool = False,
+    group_size: int | None = None,
+) -> Listed | None:
+    """Return the layout of GroupCOO of a matrix's entries, each in a slot of its own, be it listed twice.
 
-    `listed` and `width` are those of `layouts.place`.
+    The host waits once. With the layout come the facts about its rows. None if no kernels do it.
+
+    Args:
+        rows: row of each entry [E].
+        columns: column of each entry [E].
+        grid: the number of rows and of columns.
+        refuse: raises the error for an entry outside the grid; None if there are none.
+        is_sorted: whether rows ascend, so that entries stay in their order. If they do not, they are sorted.
+        adds: whether entries that are listed twice are one; if there are any, the host waits twice.
+        group_size: entries of a group; None to choose it.
     """
-    positions = layouts.survey(listed[0], width or 1, tally)
-    outside, _, fullest, num_rows, *counted = tally.tolist()
-    if outside and refuse is not None:
+    if not (_has_kernels(rows, grid) and len(rows)):
+        return None
+    tally, width = layouts.new_tally(rows.device), None if is_sorted else grid[1]
+    listed = rows.contiguous(), columns.contiguous()
+    if not is_sorted:
+        listed = layouts.list_keys(rows, columns, grid, tally).sort(stable=True)
+    survey = layouts.survey(listed, width, grid, tally)
+    if survey.outside and refuse is not None:
         refuse()
-    sizes = layouts.SURVEYED
-    groups, rows_with_several = counted[: len(sizes)], counted[len(sizes) :]
-    size = group_size or size_on_gpu(len(positions), num_rows, fullest + 1, groups)
-    num_groups = groups[sizes.index(size)] if size in sizes else int((positions % size == 0).sum())
-    dtypes = coord_dtype(grid[group_dim]), coord_dtype(grid[1 - group_dim])
+    if is_sorted and survey.descending:
+        return lay_out_listed(rows, columns, grid, refuse, False, adds, group_size)
+    if not (adds and survey.repeated):
+        return Listed(_placed(listed, width, survey, grid, group_size), None, survey.descending == 0)
+    keys, *merged = layouts.merge_keys(listed, grid[1], len(rows) - survey.repeated)
+    listed = keys, torch.arange(len(keys), device=keys.device)
+    survey = layouts.survey(listed, width, grid, layouts.new_tally(rows.device))
+    return Listed(_placed(listed, width, survey, grid, group_size), (merged[0], merged[1]), True)
+
+
+@torch.inference_mode(False)
+def lay_out_across(rows: Tensor, columns: Tensor, entries: int, grid: tuple[int, int]) -> Layout | None:
+    """Return the layout of GroupCOO of a matrix that is grouped by columns; None if no kernels do it.
+
+    `rows` [P, Q] are those of its slots, -1 for padding, which all but so many entries are, and `columns` [P] those of
+    its groups.
+    """
+    rows, columns = rows.flatten(), columns.contiguous()
+    if not (entries and _has_kernels(rows, grid)):
+        return None
+    tally = layouts.new_tally(rows.device)
+    listed = layouts.list_keys(rows, columns, grid, tally).sort(stable=True)
+    in_order = listed.values[:entries], listed.indices[:entries]  # the keys of padding come last
+    return _placed(in_order, grid[1], layouts.survey(in_order, grid[1], grid, tally), grid, None)
+
+
+def _placed(
+    listed: tuple[Tensor, Tensor], width: int | None, survey: Survey, grid: tuple[int, int], group_size: int | None
+) -> Layout:
+    """Return the layout of entries in rows, with the facts about them; `listed` and `width` as in `layouts.place`."""
+    positions, sizes = survey.positions, layouts.SURVEYED
+    entries = len(positions)
+    size = group_size or size_on_gpu(entries, survey.rows, survey.fullest, survey.groups)
+    num_groups = survey.groups[sizes.index(size)] if size in sizes else int((positions % size == 0).sum())
+    dtypes = coord_dtype(grid[0]), coord_dtype(grid[1])
     AM, AK, source, is_padding = layouts.place(listed, width, positions, (num_groups, size), dtypes)
-    facts = None
-    if size > 1 and size in sizes and grid[group_dim] < 2**31:  # single entries are cut into pieces
-        facts = layouts.find_facts(
-            AM, grid[group_dim], grid[group_dim] - num_rows + rows_with_several[sizes.index(size)]
-        )
-    return Layout((AM, AK) if group_dim == 0 else (AK, AM), Gather(source, is_padding), facts)
+    facts, empty = None, grid[0] - survey.rows
+    if size == 1:
+        facts = layouts.find_facts(AM, grid[0], *pieces_of(entries, grid[0]), AK.flatten(), empty + survey.shared)
+    elif size in sizes:
+        facts = layouts.find_facts(AM, grid[0], zeros=empty + survey.several[sizes.index(size)])
+    return Layout((AM, AK), Gather(source, is_padding), facts)
+
+
+def _turned(grid: Sizes, group_dim: int) -> tuple[int, int]:
+    """Return the number of rows and of columns of a matrix whose rows are along `group_dim`."""
+    return grid[group_dim], grid[1 - group_dim]
 
 
 def _keys_by_kernels(coords: Tensor, grid: Sizes, group_dim: int) -> tuple[Tensor, Tensor]:
     """Return what `layouts.list_keys` does of a matrix, and what it counts."""
-    tally, other = layouts.new_tally(coords.device), 1 - group_dim
-    return layouts.list_keys(coords[group_dim], coords[other], (grid[group_dim], grid[other]), tally), tally
+    tally = layouts.new_tally(coords.device)
+    return layouts.list_keys(coords[group_dim], coords[1 - group_dim], _turned(grid, group_dim), tally), tally
 
 
 def _has_kernels(coords: Tensor, grid: Sizes) -> bool:
     """Whether kernels take the coordinates of a matrix, whose places and entries they can count."""
-    return runs_kernels(coords) and len(grid) == 2 and max(*grid, coords.shape[1]) < 2**31
+    return runs_kernels(coords) and len(grid) == 2 and max(*grid, coords.shape[-1]) < 2**31
 
 
 def lay_out_rows(coords: Tensor, grid: Sizes, group_dim: int) -> Layout:

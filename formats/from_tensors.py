@@ -52,6 +52,13 @@ class FromTensors(ABC):
         """Return the format of distinct entries, sorted with the group dimension first."""
 
     @classmethod
+    def _from_listed(
+        cls: type[Format], coords: Tensor, values: Tensor, shape: Sizes, group_dim: int, group_size: int | None
+    ) -> Format | None:
+        """Return the format of entries in any order, by kernels that sort and lay them out; None without any."""
+        return None
+
+    @classmethod
     def from_dense(
         cls: type[Format],
         A: Tensor,
@@ -136,6 +143,9 @@ class FromTensors(ABC):
         size, dim, blocks = cls._check_options(shape, group_dim, group_size, block_size)
         check_entries(coords, values, size, ())
         if blocks is None:
+            form = cls._from_listed(coords, values, size, dim, group_size)
+            if form is not None:
+                return form
             entries = merge(Entries(coords.long(), values), size, dim)
         else:
             check_inside(coords, size)

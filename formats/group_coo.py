@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
+from typing import ClassVar, TypeVar
 
 from torch import Tensor
 
-from .convert import Layout, lay_out_groups
+from .check import check_inside
+from .convert import Layout, lay_out_across, lay_out_groups, lay_out_listed
 from .sparse_format import SparseFormat
 
 __all__ = ["GroupCOO"]
+
+Format = TypeVar("Format", bound="GroupCOO")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -54,3 +58,36 @@ class GroupCOO(SparseFormat):
     @classmethod
     def _lay_out(cls, coords: Tensor, grid: tuple[int, ...], group_dim: int, group_size: int | None) -> Layout:
         return lay_out_groups(coords, grid, group_dim, group_size, cls.is_blocked)
+
+    @classmethod
+    def _from_listed(
+        cls: type[Format],
+        coords: Tensor,
+        values: Tensor,
+        shape: tuple[int, ...],
+        group_dim: int,
+        group_size: int | None,
+    ) -> Format | None:
+        listed = None
+        if len(shape) == 2:
+            rows, columns = (coords[dim] for dim in (group_dim, 1 - group_dim))
+            grid = shape[group_dim], shape[1 - group_dim]
+            refuse = partial(check_inside, coords, shape)
+            listed = lay_out_listed(rows, columns, grid, refuse, adds=True, group_size=group_size)
+        if listed is None:
+            return None
+        if listed.merged is not None:
+            distinct, into = listed.merged
+            values = values.new_zeros(distinct.shape[1]).index_put_((into,), values, accumulate=True)
+        layout = listed.layout.along(group_dim)
+        assert layout.gather is not None
+        return cls._laid_out(layout, layout.gather(values), len(values), shape, group_dim)
+
+    def _lay_out_across(self, num_entries: int, group_dim: int, group_size: int | None) -> Layout | None:
+        if group_size is not None or self.is_blocked or self.ndim != 2 or group_dim == self.group_dim:
+            return None
+        rows, columns = self.coords[group_dim], self.coords[self.group_dim]
+        assert rows is not None
+        assert columns is not None
+        layout = lay_out_across(rows, columns, num_entries, (self.shape[group_dim], self.shape[self.group_dim]))
+        return None if layout is None else layout.along(group_dim)

@@ -18,6 +18,7 @@ __all__ = [
     "indirect_accesses",
     "packs_rows",
     "piece_size",
+    "pieces_of",
 ]
 
 # Rows that are longer than this, by their mean, are cut into pieces of single entries, which need no padding: with 256
@@ -74,6 +75,7 @@ LONGEST_PACKED, WARPS = 16, 2**13
 # ms with 256 columns of float32 and 0.150 with 128 of float16, and 0.601 and 0.217 by pieces of single rows;
 # gowalla-bip, of 23, took 0.180 and 0.086, and 0.188 and 0.061.
 ROWS_OF_A_PIECE = 8
+NEAR = 1024  # pieces of rows, among which those of one length stand together; an estimate, not measured
 
 
 def group_size(occ: Tensor | Sequence[int]) -> int:
@@ -176,6 +178,16 @@ def packs_rows(entries: int, rows: int) -> bool:
     (True, False, False)
     """
     return ROWS_OF_A_PIECE * entries < LONGEST_PIECE * rows and entries > LONGEST_PACKED * WARPS
+
+
+def pieces_of(entries: int, rows: int) -> tuple[int, bool]:
+    """Return how many entries a piece of a matrix's rows has at most, or about, and whether it holds several rows.
+
+    >>> pieces_of(200_000, 9_000), pieces_of(2_000_000, 900_000)
+    ((32, False), (32, True))
+    """
+    is_packed = packs_rows(entries, rows)
+    return piece_size(entries, is_packed), is_packed
 
 
 def group_size_candidates(occ: Tensor | Sequence[int]) -> tuple[int, ...]:

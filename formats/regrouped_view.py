@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .convert import block_grid
 from .facts import RowFacts
-from .group_size import packs_rows, piece_size
+from .group_size import pieces_of
 from .guard import may_keep
 from .pattern_cache import PatternCache, Regrouped
 from .row_facts import row_facts
@@ -29,8 +29,7 @@ def facts_of(
         is_single = block_size is None and all(place is None or place.numel() == len(rows) for place in coords)
         others = [place.flatten() for dim, place in enumerate(coords) if dim != group_dim and place is not None]
         num_rows = block_grid(shape, block_size)[group_dim]
-        is_packed = is_single and packs_rows(len(rows), num_rows)
-        cut = piece_size(len(rows), is_packed) if is_single else 0
+        cut, is_packed = pieces_of(len(rows), num_rows) if is_single else (0, False)
         with torch.inference_mode(False):  # what is kept must be good for training too
             facts = row_facts(rows, num_rows, cut, is_packed, others[-1] if cut and others else None)
         if may_keep(facts.pointers, facts.is_shared, facts.rows_to_zero, facts.order):

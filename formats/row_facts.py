@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 
 from .device_kernels import runs_kernels
 from .facts import RowFacts, piece_count
+from .group_size import NEAR
 
 try:
     from . import layouts
@@ -18,8 +19,6 @@ except ImportError:  # no Triton, not on Linux
     layouts = None  # type: ignore[assignment]
 
 __all__ = ["longest_first", "row_facts"]
-
-NEAR = 1024  # pieces of rows, among which those of one length stand together; an estimate, not measured
 
 
 def row_facts(
@@ -36,8 +35,9 @@ def row_facts(
     >>> facts.pieces.tolist(), facts.is_shared.tolist(), facts.rows_to_zero.tolist()
     ([0, 1, 1, 2, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0], [False, True, True, False, False, False, False], [1, 2, 3])
     """
-    if len(rows) and num_rows and max(len(rows), num_rows) < 2**31 and not cut and runs_kernels(rows):
-        return layouts.find_facts(rows.contiguous(), num_rows)
+    if len(rows) and num_rows and max(len(rows), num_rows) < 2**31 and runs_kernels(rows):
+        ordered_by = columns if columns is None else columns.contiguous()
+        return layouts.find_facts(rows.contiguous(), num_rows, cut, is_packed, ordered_by)
     rows = rows.long()
     bounds = torch.arange(num_rows + 1, device=rows.device)
     pointers = torch.searchsorted(rows, bounds, out_int32=len(rows) < 2**31)

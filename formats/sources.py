@@ -10,7 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .device_kernels import runs_kernels
 from .errors import FormatError
+
+try:
+    from . import layouts
+except ImportError:  # no Triton, not on Linux
+    layouts = None  # type: ignore[assignment]
 
 __all__ = ["ScipyArray", "scipy_entries", "spread_blocks", "torch_entries"]
 
@@ -68,18 +74,28 @@ def torch_entries(A: Tensor, name: str = "A") -> tuple[Tensor, Tensor]:
     elif A.layout in (torch.sparse_csc, torch.sparse_bsc):
         pointers, others, first = A.ccol_indices(), A.row_indices(), 1
     else:
-        layouts = "torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr or torch.sparse_bsc"
-        raise FormatError(f"A has layout {A.layout}; from_torch takes {layouts}, from_dense takes a dense tensor")
+        kinds = "torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr or torch.sparse_bsc"
+        raise FormatError(f"A has layout {A.layout}; from_torch takes {kinds}, from_dense takes a dense tensor")
     if A.ndim != 2:
         raise FormatError(f"A is a {A.layout} tensor of shape {list(A.shape)}; only a matrix converts from this layout")
+    coords = _unfolded(pointers, others, first)
+    if coords is None:
+        which = ("crow_indices", "ccol_indices")[first]
+        raise FormatError(f"{name}.{which}() must ascend from 0 to {len(others)}, its entries; mend its indices")
+    return coords, A.values()
+
+
+def _unfolded(pointers: Tensor, others: Tensor, first: int) -> Tensor | None:
+    """Return the coordinates [2, E] of a compressed matrix; None if its pointers are broken."""
+    if runs_kernels(pointers, others) and len(others) < 2**31:
+        return layouts.unfold(pointers.contiguous(), others.contiguous(), first)
     counts = pointers.diff()
     least = counts.amin() if len(counts) else pointers[0]
     first_pointer, last_pointer, fewest = torch.stack([pointers[0], pointers[-1], least]).tolist()
     if fewest < 0 or (first_pointer, last_pointer) != (0, len(others)):
-        which = ("crow_indices", "ccol_indices")[first]
-        raise FormatError(f"{name}.{which}() must ascend from 0 to {len(others)}, its entries; mend its indices")
+        return None
     pair = (_pointed_rows(counts, len(others)), others.long())
-    return torch.stack([pair[first], pair[1 - first]]), A.values()
+    return torch.stack([pair[first], pair[1 - first]])
 
 
 def scipy_entries(A: ScipyArray) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from operator import is_
 from typing import Any, ClassVar, TypeVar
@@ -663,7 +663,21 @@ class SparseFormat(Moves, NotTensor, FromTensors):
     @torch.inference_mode(False)
     def _regrouped(self, cache: PatternCache, group_dim: int, group_size: int | None) -> Regrouped:
         """Return the pattern grouped along another dimension or in other sizes, worked out anew."""
-        grid, num_padding = block_grid(self.shape, self.block_size), cache.num_slots - cache.num_entries
+        layout = self._lay_out_across(cache.num_entries, group_dim, group_size)
+        if layout is None:
+            layout = self._sorted_along(cache.num_slots - cache.num_entries, group_dim, group_size)
+        assert layout.gather is not None
+        guard = ChangeGuards(layout.coords, is_private=cache.guard.is_private)
+        regrouped = PatternCache(cache.num_entries, layout.gather.source.numel(), guard, facts=layout.facts)
+        return Regrouped(layout.coords, layout.gather, regrouped, guard)
+
+    def _lay_out_across(self, num_entries: int, group_dim: int, group_size: int | None) -> Layout | None:
+        """Return the layout of the slots along another dimension by kernels; None if they do not do it."""
+        return None
+
+    def _sorted_along(self, num_padding: int, group_dim: int, group_size: int | None) -> Layout:
+        """Return the layout of the slots, without padding, sorted along a dimension; its gather reads slots."""
+        grid = block_grid(self.shape, self.block_size)
         coords, positions = self._entry_coords(coord_dtype(max(grid))), None
         if num_padding and (group_dim == self.group_dim or prod(grid) >= 2**63):
             positions = self._positions()
@@ -675,10 +689,7 @@ class SparseFormat(Moves, NotTensor, FromTensors):
         order = order[num_padding:]  # where -1 is sorted by, padding comes first
         layout = self._lay_out(coords.index_select(1, order), grid, group_dim, group_size)
         source = order if positions is None else positions[order]
-        gather = Gather(source, None) if layout.gather is None else layout.gather.after(source)
-        guard = ChangeGuards(layout.coords, is_private=cache.guard.is_private)
-        regrouped = PatternCache(cache.num_entries, gather.source.numel(), guard, facts=layout.facts)
-        return Regrouped(layout.coords, gather, regrouped, guard)
+        return replace(layout, gather=Gather(source, None) if layout.gather is None else layout.gather.after(source))
 
     def _letter(self, name: str, part: Tensor | None) -> Tensor:
         """Return a part of a matrix grouped by rows, which the paper calls `name`; else raise AttributeError."""

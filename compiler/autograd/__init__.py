@@ -3,6 +3,7 @@
 A file imports only from those above it.
 
     operators         two opaque torch operators, `insum_ops::run` and `insum_ops::run_with_winners`
+    composite         a whole layer as one operator, which torch.compile takes apart
     flop_formula      what `FlopCounterMode` counts of a statement
     wanted            which gradients a pass backward asks for
     direct_apply      `apply` of an autograd function for calls that a plan has served
@@ -17,6 +18,7 @@ A file imports only from those above it.
     format_operators  two opaque torch operators for a statement with a format in it
 """
 
+from .composite import composite, takes_composites
 from .direct_apply import direct_apply
 from .flop_formula import flops
 from .format_operators import followed_sparse, implement
@@ -40,6 +42,7 @@ from .wanted import wanted_gradients
 
 __all__ = [
     "by_torch",
+    "composite",
     "differentiable",
     "direct_apply",
     "flops",
@@ -56,6 +59,7 @@ __all__ = [
     "run_several",
     "runs_at_once",
     "separate_gradients",
+    "takes_composites",
     "traced",
     "transformed",
     "unbatch_gradients",

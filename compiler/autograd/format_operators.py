@@ -80,7 +80,7 @@ def followed_sparse(
     evaluate: Evaluate,
     expr: str,
     name: str,
-    form: SparseFormat,
+    form: Any,  # or its parts
     size: Sequence[int] | None,
     dense: Mapping[str, Any],
     group_dim: int,
@@ -89,7 +89,7 @@ def followed_sparse(
 
     None where neither follows the call, or where the format has to be rewritten away.
     """
-    if is_traced([form.values, *dense.values()]):
+    if isinstance(form, FormatParts) or is_traced([form.values, *dense.values()]):
         parts = parts_of(form)
         if parts is not None and is_exporting():
             return _rewritten(expr, size, name, traced_from_parts(parts), dense, _run_unfactual)

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..compiler import (
     OperandError,
     ShapeError,
+    composite,
     direct_apply,
     followed,
     keep_learning,
@@ -20,6 +21,7 @@ from ..compiler import (
     refuse_freed,
     replayed,
     run_plain,
+    takes_composites,
 )
 from ..formats.facts import OwnedRows
 from ..formats.guard import may_keep
@@ -29,6 +31,7 @@ from ..formats.torch_state import (
     autocast_dtype,
     is_autocast_enabled,
     is_deterministic,
+    is_dynamo,
     is_exporting,
     is_followed,
     is_free,
@@ -39,12 +42,12 @@ from ..formats.torch_state import (
     wants_gradient,
 )
 from ..formats.voxels.kernel_map import KernelMap, from_parts, parts_of
-from ..formats.voxels.map_parts import MapParts
+from ..formats.voxels.map_parts import MapParts, described
 from ..functional import dtensor_without_rules, insum, on_refusal
 from . import forms as forms
 from .choice import Way, may_choose, way_of, way_of_sums
 from .operands import groups_by_tap, maps, neighbours, operands_of
-from .operators import PLANS, Backward, implement, traced_convolution
+from .operators import OVER, PLANS, Backward, implement, traced_convolution
 from .weight_views import IN_GROUPS, ONE_BY_ONE, channel_kind, statement_weight
 
 __all__ = ["convolve", "sparse_conv3d"]
@@ -91,6 +94,10 @@ def convolve(
     features: Tensor, weight: Tensor, kernel_map: KernelMap | MapParts, bias: Tensor | None, groups: int
 ) -> Tensor:
     """Return what `sparse_conv3d` returns, for arguments whose types were checked."""
+    if is_dynamo() and takes_composites():
+        parts = parts_of(kernel_map)
+        over = parts.source, parts.target, parts.geometry, parts.sizes, groups, parts.side
+        return _traced_layer(features, weight, bias, *over)  # type: ignore[no-any-return]
     if is_followed(features):
         _check(features, weight, kernel_map, bias, groups)
         features, weight, bias = followed(features), followed(weight), followed(bias)
@@ -126,6 +133,28 @@ def _traced(
     NBR = neighbours(kernel_map)["NBR"]
     Out = insum(forms.STATIONARY[kind], In=In, Weight=Weight, NBR=NBR).flatten(1)
     return Out if bias is None else Out + bias.to(Out.dtype)
+
+
+def _convolve_parts(
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    source: Tensor,
+    target: Tensor,
+    geometry: str,
+    sizes: Sequence[int],
+    groups: int,
+    side: int,
+) -> Tensor:
+    kernel_size = described(geometry, tuple(sizes))[1].kernel_size
+    parts = MapParts(source, target, geometry, tuple(sizes), kernel_size, side)
+    _check(features, weight, parts, bias, groups)
+    return traced_convolution(features, weight, bias, parts, groups)
+
+
+_traced_layer = composite(
+    f"convolution(Tensor features, Tensor weight, Tensor? bias, {OVER}) -> Tensor", _convolve_parts
+)
 
 
 def _as_operator(features: Tensor, weight: Tensor, bias: Tensor | None, kernel_map: KernelMap, groups: int) -> Tensor:
@@ -398,11 +427,12 @@ def _check(
     features: Tensor, weight: Tensor, kernel_map: KernelMap | MapParts, bias: Tensor | None, groups: int
 ) -> None:
     """Refuse features, weights, biases and groups whose shapes do not fit each other and the map."""
+    # not `len(features)`, by which a tracer would take their number for a constant
     shape, kernel = features.shape, weight.shape
     fits = len(shape) == 2 and shape[0] == kernel_map.num_inputs and kernel[1:-1] == kernel_map.kernel_size
     if fits and groups == 1 and kernel[-1] == shape[1] and (bias is None or bias.shape == kernel[:1]):
         return
-    if features.ndim != 2 or len(features) != kernel_map.num_inputs:
+    if len(shape) != 2 or shape[0] != kernel_map.num_inputs:
         raise ShapeError(
             f"features is {list(features.shape)} but the kernel map has {kernel_map.num_inputs} input voxels; "
             "features are [voxels, channels]"

@@ -32,18 +32,18 @@ from ..lru_cache import LRUCache
 from .forms import STATIONARY
 from .weight_views import IN_GROUPS, channel_kind, statement_weight
 
-__all__ = ["PLANS", "Backward", "implement", "same_rows", "traced_convolution"]
+__all__ = ["OVER", "PLANS", "Backward", "implement", "same_rows", "traced_convolution"]
 
 PLANS: LRUCache[Any] = LRUCache(4096)  # launch plans of convolutions and their gradients, whatever the voxels
 
-_OVER = "Tensor source, Tensor target, str geometry, SymInt[] sizes, int groups, int side"
+OVER = "Tensor source, Tensor target, str geometry, SymInt[] sizes, int groups, int side"
 _TAGS = (torch.Tag.pt2_compliant_tag, *UNSAFE_IN_GRAPHS)
 voxel_library.define(
-    f"voxel_convolution(Tensor features, Tensor weight, Tensor? bias, {_OVER}, bool is_swapped) -> Tensor", tags=_TAGS
+    f"voxel_convolution(Tensor features, Tensor weight, Tensor? bias, {OVER}, bool is_swapped) -> Tensor", tags=_TAGS
 )
 # of the features and the weight, those that are wanted: one operator, by one launch plan
 voxel_library.define(
-    f"voxel_convolution_gradients(Tensor dOut, Tensor features, Tensor weight, {_OVER}, bool is_swapped, bool[] wanted)"
+    f"voxel_convolution_gradients(Tensor dOut, Tensor features, Tensor weight, {OVER}, bool is_swapped, bool[] wanted)"
     " -> Tensor[]",
     tags=_TAGS,
 )

@@ -78,7 +78,7 @@ class Voxels:
         if layout.kind == "subm":
             return parts, self
         shape = parts.sizes[1 + len(layout.kernel_size) :]
-        return parts, Voxels(parts.target, VoxelGrid(shape, self.grid.batch_size))
+        return parts, Voxels(parts.target, VoxelGrid(shape, self.grid.batch_size), {})
 
     def check(self) -> None:
         """Refuse a voxel outside the grid or given twice, for layers that make no kernel map, which would refuse it.
@@ -132,7 +132,7 @@ class SavedMap(NamedTuple):
     layout: Layout
     source: Voxels
     target: Voxels
-    guard: ChangeGuards  # of the source's indices when it was made
+    guard: ChangeGuards | None  # of the source's indices when it was made; None: a tracer has saved it
     is_lasting: bool = True  # False: a tracer has saved it, in its parts
 
 
@@ -382,7 +382,7 @@ class SparseConvTensor(Moves, _Fields):
         saved = self.indice_dict
         if voxels.saves is not None:  # not in the tensor that was given: a tracer would see a change of it
             key, made = voxels.saves
-            voxels, saved = replace(voxels, saves=None), {**saved, key: made}
+            voxels, saved = made.target, {**saved, key: made}
         result._hold(features, voxels, saved)
         result.grid, result.voxel_num, result.benchmark = self.grid, None, False
         return result
@@ -677,9 +677,10 @@ class SparseConvTensor(Moves, _Fields):
         is_traced = is_followed(self.indices)
         if saved is None or (is_traced and not saved.source.is_one(self.voxels)):  # which a tracer could not compare
             kernel_map, target = self.voxels.map(layout)
-            saved = SavedMap(kernel_map, layout, self.voxels, target, _guard(self.indices), not is_traced)
+            guard = None if is_traced else _guard(self.indices)
+            saved = SavedMap(kernel_map, layout, self.voxels, target, guard, not is_traced)
             if is_traced:
-                return kernel_map, replace(target, saves=(indice_key, saved))
+                return kernel_map, Voxels(target.indices, target.grid, {}, None, (indice_key, saved))
             self.indice_dict[indice_key] = saved
             return kernel_map, target
         if saved.layout != layout:
@@ -776,7 +777,7 @@ def _sizes(voxels: Voxels) -> tuple[list[int], int]:
 
 def _refuse_changed(saved: SavedMap, indice_key: str) -> None:
     """Refuse a saved map whose indices were changed in place since."""
-    if not saved.guard.hold():
+    if saved.guard is None or not saved.guard.hold():
         raise OperandError(
             f"indice_key {indice_key!r} was saved before the indices of its voxels were changed in place; "
             "make a new SparseConvTensor of the changed ones"

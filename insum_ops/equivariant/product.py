@@ -11,7 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..compiler import INDEX_DTYPES, IndexRangeError, OperandError, ShapeError, UnsupportedError, remembered_range
+from ..compiler import (
+    INDEX_DTYPES,
+    IndexRangeError,
+    OperandError,
+    ShapeError,
+    UnsupportedError,
+    remembered_range,
+    takes_composites,
+)
 from ..formats import GroupCOO
 from ..formats.guard import may_keep
 from ..formats.torch_state import is_autocast_enabled, is_dynamo, is_watched
@@ -19,7 +27,7 @@ from .clebsch_gordan import Irreps, read_irreps
 from .decomposition import Decomposition, decompose, takes_one_hot
 from .paths import Instruction, IrrepNormalization, PathNormalization, fully_connected, normalised
 from .slots import LayoutName
-from .traced_product import as_text, from_text, is_one_operator, traced_product
+from .traced_product import as_text, from_text, traced_product
 
 __all__ = ["Product", "make_product", "tensor_product"]
 
@@ -241,7 +249,7 @@ class Product:
         """Return the product of tensors [b, ...] that were checked, [num_rows, ...] along edges."""
         if self.decomposition is None:
             return x.new_zeros(y.shape[0] if dst is None else num_rows, self.dims[2])
-        if is_dynamo() and is_one_operator():
+        if is_dynamo() and takes_composites():
             return traced_product(self.text, x, y, weight, src, dst, num_rows)  # type: ignore[no-any-return]
         return self.decomposition(x, y, weight, src, dst, num_rows)
 

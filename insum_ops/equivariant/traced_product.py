@@ -1,33 +1,20 @@
-"""`insum_ops::tensor_product`: a whole product, which torch.compile's first tracer records as one operator.
-
-That tracer, Dynamo, guards every object and function of ours that it reads, and a compiled graph asks its guards at
-each call: of a product that was up to four hundred. AOTAutograd, which runs next and guards nothing, takes the operator
-apart into the statements of the product.
-"""
+"""`insum_ops::tensor_product`: a whole product as one operator, which AOTAutograd takes apart into its statements."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 from torch._guards import detect_fake_mode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..formats.torch_state import may_change_operands
+from ..compiler import composite
 from .clebsch_gordan import Irreps, read_irreps
 from .decomposition import decompose
 from .paths import Instruction
 
-__all__ = ["as_text", "from_text", "is_one_operator", "traced_product"]
-
-library = torch.library.Library("insum_ops", "FRAGMENT")
-library.define(
-    "tensor_product(str text, Tensor x, Tensor y, Tensor? weight, Tensor? src, Tensor? dst, SymInt num_rows) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-traced_product = torch.ops.insum_ops.tensor_product.default
+__all__ = ["as_text", "from_text", "traced_product"]
 
 
 def as_text(irreps: Sequence[Irreps], instructions: Sequence[Instruction], layout: str) -> str:
@@ -43,17 +30,6 @@ def from_text(text: str) -> tuple[tuple[Irreps, Irreps, Irreps], tuple[Instructi
     return (in1, in2, out), tuple([Instruction._make((*path[:-1], tuple(path[-1]))) for path in paths]), layout
 
 
-def is_one_operator() -> bool:
-    """Return whether Dynamo records a product as one operator: without autocast and transforms, and not for export.
-
-    A tracer asks once: guards of torch's own hold what the answer depends on.
-    """
-    return not (may_change_operands() or torch.compiler.is_exporting())
-
-
-setattr(is_one_operator, "_dynamo_marked_constant", True)  # noqa: B010 - no such attribute to a type checker
-
-
 def _product(
     text: str, x: Tensor, y: Tensor, weight: Tensor | None, src: Tensor | None, dst: Tensor | None, num_rows: int
 ) -> Tensor:
@@ -67,4 +43,7 @@ def _product(
     return decomposition(x, y, weight, src, dst, num_rows)
 
 
-library.impl("tensor_product", _product, "CompositeImplicitAutograd")
+traced_product = composite(
+    "tensor_product(str text, Tensor x, Tensor y, Tensor? weight, Tensor? src, Tensor? dst, SymInt num_rows) -> Tensor",
+    _product,
+)

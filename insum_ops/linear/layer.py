@@ -8,19 +8,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
-from ..compiler import InsumError, OperandError, ShapeError, shortened
+from ..compiler import InsumError, OperandError, shortened, takes_composites
 from ..formats import BlockCOO
 from ..formats.guard import ChangeGuards, may_keep
-from ..formats.parts import FormatParts
 from ..formats.torch_state import (
-    autocast_dtype,
     default_dtype,
-    is_autocast_enabled,
     is_compiling,
+    is_dynamo,
     is_traced,
-    may_autocast,
     modes,
 )
 from ..not_scripted import NotScripted
@@ -44,7 +40,7 @@ from .patterns import (
     uniform,
     weight_and_bias,
 )
-from .product import EXPR, product
+from .product import EXPR, padded_product, product, product_of_parts, traced_layer
 from .remap import check_optimizer, holders, moved_states, put_states, resize_, sources, take
 from .sharded import agreed, held_weight, shards_of
 from .state import Blocked, mismatch
@@ -282,47 +278,20 @@ class BlockSparseLinear(NotScripted, nn.Module):
         # nn.Module's own returns Any
         def __call__(self, x: Tensor) -> Tensor: ...
 
-    def _traced_format(self) -> FormatParts:
-        """Return the weight for a tracer: its pattern is read when the compiled call runs."""
-        weight, blocks, grid = self._parameter("weight"), self.block_size, self.grid
-        shape = grid[0] * blocks[0], grid[1] * blocks[1]
-        return FormatParts(f"BlockCOO;0;{blocks[0]},{blocks[1]};*", shape, weight, [self.coords])
-
     def _multiplied(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return the product, by its launch plan if it has one and neither a tracer nor a mode may follow the call."""
-        is_followed = is_compiling() or modes() > 0
-        is_operator = is_followed and is_traced((x, weight))
-        W = self._traced_format() if is_operator else self._format(weight, is_followed and is_compiling())
+        features = self.out_features, self.in_features
+        if is_dynamo() and takes_composites():
+            return traced_layer(x, weight, bias, self.coords, features, self.block_size)  # type: ignore[no-any-return]
         try:
-            if is_followed:
-                return self._product(x, W, bias)
-            is_padded = W.shape != (self.out_features, self.in_features)
-            return product(x, W, bias, lambda: self._product(x, W, bias), is_padded)
+            is_followed = is_compiling() or modes() > 0
+            if is_followed and is_traced((x, weight)):
+                return product_of_parts(x, weight, bias, self.coords, features, self.block_size)
+            W = self._format(weight, is_followed and is_compiling())
+            anew = lambda: padded_product(x, W, bias, self.coords, features, self.block_size)
+            return anew() if is_followed else product(x, W, bias, anew, W.shape != features)
         except InsumError as error:
             raise shortened(error) from error.__cause__
-
-    def _product(self, x: Tensor, W: BlockCOO | FormatParts, bias: Tensor | None) -> Tensor:
-        """Check x, and multiply it by blocks that may reach beyond the layer's sizes."""
-        if x.layout is not torch.strided:
-            raise OperandError(f"x is a {x.layout} tensor; pass a dense one, as x.to_dense()")
-        if x.ndim == 0 or x.shape[-1] != self.in_features:
-            raise ShapeError(
-                f"x is {list(x.shape)} but in_features is {self.in_features}; its last dimension must be in_features"
-            )
-        if (is_compiling() or may_autocast()) and is_autocast_enabled(x.device.type):
-            if bias is not None and bias.dtype == torch.float32:
-                bias = bias.to(autocast_dtype(x.device.type))  # here: expanded, it would be copied in full
-        elif x.dtype != W.dtype:
-            raise OperandError(f"x is {x.dtype} but the weight is {W.dtype}; convert one with .to(), or use autocast")
-        if x.device != W.device:
-            raise OperandError(f"x is on {x.device} but the layer is on {W.device}; move one with .to()")
-        check_blocks(W.values, self.coords, self.block_size)
-        height, width = W.shape
-        if width != self.in_features:
-            x = pad(x, (0, width - self.in_features))
-        rest = height - self.out_features
-        y = product(x, W, pad(bias, (0, rest)) if rest and bias is not None else bias)
-        return y.narrow(-1, 0, self.out_features) if rest else y
 
     def prune_(self, density: float, *, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Keep the largest stored blocks by Frobenius norm, `density` of all blocks, and drop the others, in place.

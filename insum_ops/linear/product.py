@@ -7,14 +7,35 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from ..compiler import direct_apply, evaluate, gradients_of, keep_learning, owned, planned, planned_backward, replayed
+from ..compiler import (
+    OperandError,
+    ShapeError,
+    composite,
+    direct_apply,
+    evaluate,
+    gradients_of,
+    keep_learning,
+    owned,
+    planned,
+    planned_backward,
+    replayed,
+)
 from ..formats import BlockCOO
 from ..formats.parts import FormatParts
-from ..formats.torch_state import is_compiling, is_free, wants_gradient
+from ..formats.torch_state import (
+    autocast_dtype,
+    is_autocast_enabled,
+    is_compiling,
+    is_free,
+    may_autocast,
+    wants_gradient,
+)
 from ..functional import insum
+from .weight_format import check_blocks
 
-__all__ = ["EXPR", "product"]
+__all__ = ["EXPR", "padded_product", "product", "product_of_parts", "traced_layer"]
 
 EXPR = "Y[t,o] += X[t,i] * W[o,i]"
 BIAS_GRADIENT = "dBias[o] += dY[t,o]"
@@ -51,6 +72,54 @@ def product(
     result = _Product.apply((W, value), *tensors)
     keep_learning(cache, marks, tensors, _learn)
     return result  # type: ignore[no-any-return]
+
+
+def padded_product(
+    x: Tensor,
+    W: BlockCOO | FormatParts,
+    bias: Tensor | None,
+    coords: Tensor,
+    features: Sequence[int],
+    block_size: Sequence[int],
+) -> Tensor:
+    """Check x, and multiply it by blocks that may reach beyond a layer's features (out, in)."""
+    out_features, in_features = features
+    if x.layout is not torch.strided:
+        raise OperandError(f"x is a {x.layout} tensor; pass a dense one, as x.to_dense()")
+    if x.ndim == 0 or x.shape[-1] != in_features:
+        raise ShapeError(
+            f"x is {list(x.shape)} but in_features is {in_features}; its last dimension must be in_features"
+        )
+    if (is_compiling() or may_autocast()) and is_autocast_enabled(x.device.type):
+        if bias is not None and bias.dtype == torch.float32:
+            bias = bias.to(autocast_dtype(x.device.type))  # here: expanded, it would be copied in full
+    elif x.dtype != W.dtype:
+        raise OperandError(f"x is {x.dtype} but the weight is {W.dtype}; convert one with .to(), or use autocast")
+    if x.device != W.device:
+        raise OperandError(f"x is on {x.device} but the layer is on {W.device}; move one with .to()")
+    check_blocks(W.values, coords, block_size)
+    height, width = W.shape
+    if width != in_features:
+        x = pad(x, (0, width - in_features))
+    rest = height - out_features
+    y = product(x, W, pad(bias, (0, rest)) if rest and bias is not None else bias)
+    return y.narrow(-1, 0, out_features) if rest else y
+
+
+def product_of_parts(
+    x: Tensor, weight: Tensor, bias: Tensor | None, coords: Tensor, features: Sequence[int], block_size: Sequence[int]
+) -> Tensor:
+    """Return `padded_product` for a tracer: the pattern is read when the compiled call runs."""
+    height, width = block_size
+    shape = -(-features[0] // height) * height, -(-features[1] // width) * width
+    W = FormatParts(f"BlockCOO;0;{height},{width};*", shape, weight, [coords])
+    return padded_product(x, W, bias, coords, features, block_size)
+
+
+traced_layer = composite(
+    "linear(Tensor x, Tensor weight, Tensor? bias, Tensor coords, int[] features, int[] block_size) -> Tensor",
+    product_of_parts,
+)
 
 
 def _evaluate(x: Tensor, W: BlockCOO | FormatParts, bias: Tensor | None) -> Tensor:

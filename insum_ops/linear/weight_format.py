@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -32,13 +33,13 @@ class WeightFormat:
         return is_alike and torch.equal(kept, other)
 
 
-def check_blocks(weight: Tensor, coords: Tensor, block_size: tuple[int, int]) -> None:
+def check_blocks(weight: Tensor, coords: Tensor, block_size: Sequence[int]) -> None:
     """Refuse a weight that does not have a block for each of `coords`."""
     if weight.shape != (*coords.shape[-1:], *block_size):
         raise ShapeError(
-            f"weight is {list(weight.shape)} but coords is {list(coords.shape)} and block_size {block_size}; there is "
-            "one block for each column of coords. If layers share a weight, prune_ and set_pattern_ of one change it "
-            "for all: give the others the same coords"
+            f"weight is {list(weight.shape)} but coords is {list(coords.shape)} and block_size {tuple(block_size)}; "
+            "there is one block for each column of coords. If layers share a weight, prune_ and set_pattern_ of one "
+            "change it for all: give the others the same coords"
         )
 
 

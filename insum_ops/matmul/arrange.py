@@ -18,7 +18,7 @@ from ..formats.convert import (
     is_inside,
     lay_out_entries,
     lay_out_groups,
-    lay_out_unsorted,
+    lay_out_listed,
 )
 from ..formats.guard import may_keep
 from ..formats.sparse_format import SparseFormat
@@ -123,14 +123,13 @@ def arrange(coords: Tensor, values: Tensor, shape: Sizes, order: Tensor | None) 
         return Arranged((BlockCOO if blocks else COO)._laid_out(*parts, blocks=blocks or None), order)
     layout = lay_out_groups(in_order, grid, 0, None)
     assert layout.gather is not None
-    is_in_place = order is None and layout.gather.is_padding is None  # every group is full
     if order is not None:
         layout = replace(layout, gather=layout.gather.after(order))
-    return _in_groups(layout, nothing, len(values), shape, is_in_place)
+    return _in_groups(layout, nothing, len(values), shape, is_in_order=order is None)
 
 
 def arrange_listed(
-    coords: Tensor,
+    coords: Tensor | tuple[Tensor, Tensor],
     values: Tensor,
     shape: Sizes,
     refuse: Callable[[], NoReturn],
@@ -139,10 +138,19 @@ def arrange_listed(
 ) -> tuple[Arranged, Merged | None]:
     """Lay entries at `coords` [2, E] out that are listed in any order, or by rows if it `is_sorted`.
 
-    `refuse` raises for an entry outside the shape. If it `adds`, entries that are listed twice are one: then the result
-    has the distinct coordinates, and which of them each entry has.
+    `coords` may be the rows and the columns, [E] each. `refuse` raises for an entry outside the shape. If it `adds`,
+    entries that are listed twice are one: then the result has the distinct coordinates, and which of them each entry
+    has.
     """
     grid = block_grid(shape, tuple(values.shape[1:]) or None)
+    listed = None
+    if values.ndim == 1:
+        listed = lay_out_listed(coords[0], coords[1], (shape[0], shape[1]), refuse, is_sorted, adds)
+    if listed is not None:
+        num_entries = len(values) if listed.merged is None else listed.merged[0].shape[1]
+        nothing = values.new_zeros(())
+        return _in_groups(listed.layout, nothing, num_entries, shape, listed.is_in_order), listed.merged
+    coords = torch.stack(coords) if isinstance(coords, tuple) else coords
     if is_sorted and is_inside(coords, grid):
         return arrange(coords, values, shape, None), None
     keys, are_inside, is_ascending = entry_keys(coords, grid, 0)
@@ -159,20 +167,19 @@ def arrange_listed(
 
 def arrange_edges(edge_index: Tensor, sizes: tuple[int, int], refuse: Callable[[], NoReturn]) -> Arranged:
     """Lay the edges of a graph out as a matrix [targets, sources]; `refuse` raises if one names an absent node."""
-    nothing, shape = torch.zeros((), device=edge_index.device), (sizes[1], sizes[0])
-    layout = lay_out_unsorted(edge_index, sizes, 1, refuse)
-    if layout is None:
-        return arrange_listed(edge_index.flip(0), nothing.expand(edge_index.shape[1]), shape, refuse)[0]
-    layout = replace(layout, coords=layout.coords[::-1])
-    return _in_groups(layout, nothing, edge_index.shape[1], shape, is_in_place=False)
+    nothing = torch.zeros((), device=edge_index.device).expand(edge_index.shape[1])
+    return arrange_listed((edge_index[1], edge_index[0]), nothing, (sizes[1], sizes[0]), refuse)[0]
 
 
-def _in_groups(layout: Layout, nothing: Tensor, num_entries: int, shape: Sizes, is_in_place: bool) -> Arranged:
-    """Return entries laid out in groups, whose values are nothing yet; in place, each is in the slot of its number."""
+def _in_groups(layout: Layout, nothing: Tensor, num_entries: int, shape: Sizes, is_in_order: bool) -> Arranged:
+    """Return entries laid out in groups, whose values are nothing yet.
+
+    If they are listed in order and every group is full, each is in the slot of its number.
+    """
     assert layout.gather is not None
     source = layout.gather.source
     pattern = GroupCOO._laid_out(layout, nothing.expand(source.shape), num_entries, shape)
-    return Arranged(pattern, None if is_in_place else source.flatten())
+    return Arranged(pattern, None if is_in_order and layout.gather.is_padding is None else source.flatten())
 
 
 def _merge_map(coords: Tensor, keys: Tensor, order: Tensor) -> Merged | None:

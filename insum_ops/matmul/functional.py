@@ -15,6 +15,7 @@ from ..compiler import (
     ShapeError,
     UnsupportedError,
     check_pattern,
+    composite,
     direct_apply,
     evaluate,
     followed,
@@ -28,13 +29,14 @@ from ..compiler import (
     planned_backward,
     replayed,
     shortened,
+    takes_composites,
     unbatch_gradients,
 )
 from ..formats import COO, ELL, BlockCOO, BlockGroupCOO, GroupCOO
 from ..formats.convert import block_grid
 from ..formats.errors import FormatError
 from ..formats.guard import may_keep
-from ..formats.parts import FormatParts
+from ..formats.parts import FormatParts, parts_of
 from ..formats.sparse_format import SparseFormat
 from ..formats.torch_state import (
     PLAIN,
@@ -125,7 +127,12 @@ def spmm(A: Any, B: Tensor, reduce: Reduce = "sum", *others: NoReturn) -> Tensor
                 f"spmm takes A, B and reduce, not {3 + len(others)} arguments; what torch_sparse writes "
                 "spmm(index, value, m, n, B) is spmm((index.flip(0), value, (n, m)), B)"
             )
-        if is_dynamo() or type(B) not in PLAIN or not isinstance(reduce, str):
+        if is_dynamo():
+            parts = parts_of(A) if isinstance(A, SparseFormat) and takes_composites() else None
+            if parts is None or not isinstance(B, Tensor) or not isinstance(reduce, str) or reduce == "mean":
+                return _spmm(A, B, reduce)
+            return traced_spmm(parts.text, parts.shape, parts.values, parts.coords, B, reduce)  # type: ignore[no-any-return]
+        if type(B) not in PLAIN or not isinstance(reduce, str):
             return _spmm(A, B, reduce)
         if type(A) is Tensor:
             source = remembered_source(A)
@@ -185,6 +192,17 @@ def _spmm(A: Any, B: Tensor, reduce: str) -> Tensor:
         return insum(statement, A=form, B=B)
     shares = _traced_shares(form, B) if isinstance(form, FormatParts) else _shares(form, B)
     return _as_promoted(insum(statement, R=shares, A=form, B=B), form.dtype, B.dtype)
+
+
+def _spmm_of_parts(
+    form: str, shape: Sequence[int], values: Tensor, coords: list[Tensor], B: Tensor, reduce: str
+) -> Tensor:
+    return _spmm(FormatParts(form, tuple(shape), values, coords), B, reduce)
+
+
+traced_spmm = composite(
+    "spmm(str form, SymInt[] shape, Tensor values, Tensor[] coords, Tensor B, str reduce) -> Tensor", _spmm_of_parts
+)
 
 
 def _as_promoted(mean: Tensor, *dtypes: torch.dtype) -> Tensor:

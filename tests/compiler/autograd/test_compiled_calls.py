@@ -304,6 +304,20 @@ def test_a_compiled_statement_over_tensors_asks_few_functions_of_ours_whether_th
     assert 0 < count <= 40  # each is asked at every call; the way of formats has about a hundred
 
 
+@pytest.mark.parametrize(("name", "most"), [("SpMM", 75), ("BlockSparseLinear", 55), ("SubMConv1d", 125)])
+def test_a_compiled_layer_is_one_operator_to_dynamo_which_asks_few_guards(name, most):
+    _, layer, x = _layers()[name]
+
+    def call(x):
+        return layer(x)
+
+    torch._dynamo.reset()
+    result = torch.compile(call, backend="eager", fullgraph=True)(x)  # by which the operator runs as it is
+    torch.testing.assert_close(result, call(x), **TOLERANCE[torch.float32])
+    (entry,) = torch._dynamo.eval_frame._debug_get_cache_entry_list(call.__code__)
+    assert 0 < str(entry.guard_manager).count("GuardManager: source=") <= most
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_compiled_product_asks_few_guards_and_has_no_table_among_its_inputs():
     layer = nn.FullyConnectedTensorProduct("2x0e+2x1o", "0e+1o", "2x0e+2x1o")

@@ -183,8 +183,8 @@ def packs_rows(entries: int, rows: int) -> bool:
 def pieces_of(entries: int, rows: int) -> tuple[int, bool]:
     """Return how many entries a piece of a matrix's rows has at most, or about, and whether it holds several rows.
 
-    >>> pieces_of(200_000, 9_000), pieces_of(2_000_000, 900_000)
-    ((32, False), (32, True))
+    >>> pieces_of(600_000, 9_000), pieces_of(2_000_000, 900_000)
+    ((32, False), (16, True))
     """
     is_packed = packs_rows(entries, rows)
     return piece_size(entries, is_packed), is_packed

@@ -110,7 +110,7 @@ def _order(pieces: Tensor, columns: Tensor | None, size: int) -> Tensor:
     """
     first, last = pieces.unbind(1)
     by_column = number = torch.arange(len(pieces), device=pieces.device)
-    if columns is not None:
+    if columns is not None and len(columns):
         middle = torch.where(last > first, columns[(first + last) // 2], torch.iinfo(columns.dtype).max)
         by_column = middle.argsort(stable=True)
     lengths = (last - first)[by_column]

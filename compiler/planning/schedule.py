@@ -455,8 +455,9 @@ def _dot_schedule(start: Start, strides: Strides) -> Schedule | None:
 def _dot_schedules(start: Start, strides: Strides) -> list[Schedule]:
     """Return all choices of rows, columns and summed axes with a dot, those first that load the fewest elements."""
     row = {start.owner.row} if start.owner is not None else set()
-    rows = [(name,) for name in start.free if name not in row]
-    rows += [group for (name,) in rows if len(group := stretch(start, strides, name)) > 1]
+    names = [name for name in start.free if name not in row]
+    rows: list[tuple[str, ...]] = [(name,) for name in names]
+    rows += [group for name in names if len(group := stretch(start, strides, name)) > 1]
     rows.sort(key=lambda group: start.free.index(group[0]))
     sums = [name for name in start.summed if name != start.segment]
     choices = [(wide, steps) for wide, deep in ((2, 1), (2, 2), (1, 3)) for steps in combinations(sums, deep)]

@@ -31,7 +31,8 @@ def stretch(start: Start, strides: Mapping[str, tuple[int, ...]], name: str) -> 
     accesses = factors if is_summed else [start.output, *factors]
     if len(factors) < len(start.factors) or not (is_summed or name in start.free):
         return (name,)
-    group, others = (name,), start.summed if is_summed else start.free
+    group: tuple[str, ...] = (name,)
+    others = start.summed if is_summed else start.free
     hidden = {inner for each in accesses for access in each.indirections for inner in access.names}
     if start.owner is not None:
         hidden |= {start.owner.row, start.owner.segment}

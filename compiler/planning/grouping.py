@@ -61,7 +61,7 @@ def groupings(
     >>> X, W = torch.empty(4096, 512, device="meta"), torch.empty(8, 512, 512, device="meta")
     >>> operands = dict(X=X, W=W, E=torch.empty(4096, dtype=torch.int32, device="meta"))
     >>> bound = bind(parse("Y[p,m] += X[p,c] * W[E[p],c,m]"), operands)
-    >>> strides = {name: tensor.stride() for name, tensor in operands.items()}
+    >>> strides = {"": row_major(bound.size)} | {name: tensor.stride() for name, tensor in operands.items()}
     >>> for way in groupings(bound, strides, H200, True):
     ...     print(f"{way}: {way.statement}")
     E in tiles of 128: Y[P[t,q],m] += X[P[t,q],c] * W[F[t],c,m]

@@ -32,6 +32,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from insum_ops import insum
+from insum_ops.formats import GroupCOO
 
 pytestmark = [SPARSE_WARNINGS, pytest.mark.every_route]
 
@@ -938,3 +939,21 @@ def test_one_tensor_in_two_places_is_two_operands():
             assert (part is None) == (wanted is None)
             if part is not None:
                 torch.testing.assert_close(part, wanted, **TOLERANCE[torch.float64])
+
+
+def test_later_calls_follow_the_weights_of_a_product_over_a_table():
+    """Groups of the table are padded, and sums are added into the result, which no launch plan may leave out."""
+    table = torch.zeros(4, 4, 4, 5, device=DEVICE)  # scalars and vectors: times a scalar, inner and outer product
+    table[0, 0, 0, 0] = 1.0
+    for at, other, third in ((1, 2, 3), (2, 3, 1), (3, 1, 2)):
+        table[at, 0, at, 1] = table[at, at, 0, 2] = table[0, at, at, 3] = table[at, other, third, 4] = 1.0
+        table[at, third, other, 4] = -1.0
+    X, Y = torch.randn(100, 4, 16, device=DEVICE), torch.randn(100, 4, device=DEVICE)
+    CG, W = GroupCOO.from_dense(table, group_dim=3), torch.empty(100, 5, 16, 16, device=DEVICE)
+    for call in range(6):
+        W.normal_()
+        found = insum("Z[b,i,w] += CG[i,j,k,l] * X[b,j,u] * Y[b,k] * W[b,l,u,w]", CG=CG, X=X, Y=Y, W=W)
+        wanted = torch.einsum("ijkl,bju,bk,bluw->biw", *[each.double() for each in (table, X, Y, W)])
+        torch.testing.assert_close(
+            found.double(), wanted, rtol=1e-4, atol=1e-4, msg=lambda text, at=call: f"{at}: {text}"
+        )

@@ -954,6 +954,4 @@ def test_later_calls_follow_the_weights_of_a_product_over_a_table():
         W.normal_()
         found = insum("Z[b,i,w] += CG[i,j,k,l] * X[b,j,u] * Y[b,k] * W[b,l,u,w]", CG=CG, X=X, Y=Y, W=W)
         wanted = torch.einsum("ijkl,bju,bk,bluw->biw", *[each.double() for each in (table, X, Y, W)])
-        torch.testing.assert_close(
-            found.double(), wanted, rtol=1e-4, atol=1e-4, msg=lambda text, at=call: f"{at}: {text}"
-        )
+        torch.testing.assert_close(found.double(), wanted, **TOLERANCE[found.dtype], msg=f"call {call}")

@@ -17,7 +17,7 @@ from math import inf, prod
 from ..binding import Bound, Meta, bind, row_major
 from ..language import Access, Index, Statement, Var, fresh_name, walk
 from .device import Device
-from .scatter import is_simple, strategies
+from .scatter import scatters_to_rows, strategies
 from .schedule import Strides, schedules
 
 __all__ = ["Grouping", "groupings"]
@@ -77,7 +77,7 @@ def groupings(
         is_scattered, mean = access in statement.output.indices, _mean(bound, access)
         if any(rows > _count(bound, access) for rows in _scattered(bound, access)):
             continue  # whoever owns a row reads that row of the other factors, of which one has fewer
-        if is_scattered and (mean > 1 if statement.is_sum else is_simple(statement.output.indices)):
+        if is_scattered and (mean > 1 if statement.is_sum else scatters_to_rows(statement.output.indices)):
             ways.append(_grouped(bound, access, 1, device, uses_tensor_cores))
         if tables or not statement.is_sum:
             continue

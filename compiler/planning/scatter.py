@@ -22,10 +22,10 @@ __all__ = [
     "Owner",
     "Start",
     "is_in_set",
-    "is_simple",
     "is_varying",
     "owned_by",
     "owned_rows",
+    "scatters_to_rows",
     "strategies",
 ]
 
@@ -108,7 +108,7 @@ def strategies(
     return preferred if deterministic or "atomic" in preferred else (*preferred, "atomic")
 
 
-def is_simple(indices: tuple[Index, ...]) -> bool:
+def scatters_to_rows(indices: tuple[Index, ...]) -> bool:
     """Whether one dimension of the output is scattered to, and every other one has an index name of its own."""
     scattered = [index for index in indices if isinstance(index, Access)]
     direct = [index.name for index in indices if isinstance(index, Var)]
@@ -127,7 +127,7 @@ def _preferred(bound: Bound, fact: Fact | None, deterministic: bool) -> tuple[st
     if not scattered:
         return ("store",)
     direct = [index.name for index in indices if isinstance(index, Var)]
-    has_owners, is_sum = is_simple(indices), bound.statement.is_sum
+    has_owners, is_sum = scatters_to_rows(indices), bound.statement.is_sum
     preferred = []
     if has_owners and _is_written_once(bound, scattered[0], fact):
         return ("store-once",)

@@ -55,7 +55,7 @@ class SparseSource:
     filled: SparseFormat | None = None  # with the values that it had then
     indices: tuple[Tensor, ...] = ()  # copies of the tensor's index tensors, made when it was first written to
     shaped: Callable[[Tensor], Tensor | None] | None = None  # makes a sparse tensor like it of entries
-    is_like: bool = False  # a sparse tensor like it was made of entries once
+    has_made_one: bool = False  # a sparse tensor like it was made of entries once
 
     def is_of(self, A: Tensor) -> bool:
         """Whether A is unchanged since the pattern was last compared with it."""
@@ -96,9 +96,9 @@ class SparseSource:
                 indices = self.merged[:1]
             is_coalesced = A.layout is not torch.sparse_coo or self.merged is not None or A.is_coalesced()
         if is_constant and is_coalesced and self.shaped is None and may_keep(*indices, entries):
-            if self.is_like:  # most patterns that are new at each step have one gradient
+            if self.has_made_one:  # most patterns that are new at each step have one gradient
                 self.shaped = _shaped_by(_sparse(A, indices, entries.new_zeros(()).expand(entries.shape), is_coalesced))
-            self.is_like = True
+            self.has_made_one = True
         return _followed(A, indices, entries, is_coalesced, self.arranged)
 
 

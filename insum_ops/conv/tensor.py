@@ -132,12 +132,8 @@ class SavedMap(NamedTuple):
     layout: Layout
     source: Voxels
     target: Voxels
-    guard: ChangeGuards | None  # of the source's indices when it was made; None: a tracer has saved it, in its parts
-
-    @property
-    def is_lasting(self) -> bool:
-        """Whether no tracer has saved it."""
-        return self.guard is not None
+    guard: ChangeGuards | None  # of the source's indices when it was made; None: a tracer has saved it
+    is_lasting: bool = True  # False: a tracer has saved it, in its parts; a field, not a property: pickles have it
 
 
 class MapCache:
@@ -433,7 +429,7 @@ class SparseConvTensor(Moves, _Fields):
         if not (is_real(saved.source.indices) and is_real(saved.target.indices)):  # a tracer has left it behind
             return None
         guard, made = _guard(saved.source.indices), from_parts(parts_of(saved.kernel_map))
-        saved = self.indice_dict[key] = saved._replace(kernel_map=made, guard=guard)
+        saved = self.indice_dict[key] = saved._replace(kernel_map=made, guard=guard, is_lasting=True)
         return saved
 
     def to(
@@ -682,7 +678,7 @@ class SparseConvTensor(Moves, _Fields):
         if saved is None or (is_traced and not saved.source.is_one(self.voxels)):  # which a tracer could not compare
             kernel_map, target = self.voxels.map(layout)
             guard = None if is_traced else _guard(self.indices)
-            saved = SavedMap(kernel_map, layout, self.voxels, target, guard)
+            saved = SavedMap(kernel_map, layout, self.voxels, target, guard, not is_traced)
             if is_traced:
                 return kernel_map, Voxels(target.indices, target.grid, {}, None, (indice_key, saved))
             self.indice_dict[indice_key] = saved

@@ -14,14 +14,16 @@ from insum_ops.distributed import saved_patterns
 pytestmark = pytest.mark.cpu
 
 
-@pytest.mark.parametrize(("saved_by", "loaded_by"), [(2, 4), (4, 1)])
-def test_a_checkpoint_loads_on_another_number_of_ranks(saved_by, loaded_by, tmp_path):
-    where = {"CHECKPOINTS": str(tmp_path)}
-    assert not failures(on_ranks("checkpoint_cases", saved_by, checkpoint_cases.SAVE, **where))
-    results = on_ranks("checkpoint_cases", loaded_by, checkpoint_cases.LOAD, **where)
-    assert not failures(results)
-    for rank, messages in enumerate(results["own_parts_are_refused"]):
-        assert messages == expected_messages(rank, loaded_by)
+def test_a_checkpoint_loads_on_another_number_of_ranks(tmp_path):
+    """Two ranks save; four load that, train a model that FSDP shards over split layers, and save; one loads that."""
+    saves, loads, trains = checkpoint_cases.SAVE, checkpoint_cases.LOAD, "fsdp_over_split_layers_trains_as_alone"
+    for ranks, names in ((2, saves), (4, [*loads, trains, *saves]), (1, loads)):
+        results = on_ranks("checkpoint_cases", ranks, names, CHECKPOINTS=str(tmp_path))
+        assert not failures(results)
+        for rank, messages in enumerate(results.get("own_parts_are_refused", ())):
+            assert messages == expected_messages(rank, ranks)
+        for rank, message in enumerate(results.get(trains, ())):
+            assert message == own_blocks("weight", rank)
 
 
 REMEDY = (
@@ -51,13 +53,6 @@ def expected_messages(rank, ranks):
         "model's state by load_whole_state_dict first",
     }
     return messages if ranks == 1 else {"save": own_blocks("0.bias", rank), **messages}
-
-
-def test_fsdp_over_split_layers_trains_as_alone(tmp_path):
-    name = "fsdp_over_split_layers_trains_as_alone"
-    results = on_ranks("checkpoint_cases", 4, [name], CHECKPOINTS=str(tmp_path))
-    assert not failures(results)
-    assert results[name] == [own_blocks("weight", rank) for rank in range(4)]
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -8,11 +8,11 @@ from functools import cached_property
 from itertools import product
 from math import gcd, prod
 from operator import index
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import FormatError
 
-__all__ = ["Geometry", "per_axis"]
+__all__ = ["Geometry", "MapLayout", "per_axis"]
 
 Sizes = tuple[int, ...]
 
@@ -36,6 +36,17 @@ def per_axis(name: str, value: int | Sequence[int], ndim: int, least: int) -> Si
     if min(integers) < least:
         raise FormatError(f"{name} is {list(integers)}; each number is at least {least}")
     return integers
+
+
+class MapLayout(NamedTuple):
+    """All that a kernel map depends on, but for the voxels: its kind and its sizes on each axis."""
+
+    kind: str
+    kernel_size: Sizes
+    stride: Sizes
+    padding: Sizes
+    dilation: Sizes
+    output_padding: Sizes
 
 
 @dataclass(frozen=True)

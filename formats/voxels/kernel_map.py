@@ -15,7 +15,7 @@ from ..errors import FormatError
 from ..guard import may_keep
 from ..torch_state import is_capturing, is_exporting, is_followed
 from . import map_tables
-from .geometry import Geometry, per_axis
+from .geometry import Geometry, MapLayout, per_axis
 from .grid import VoxelGrid
 from .map_parts import Key, MapParts, cached_map, cached_start, described, keep, know_copy, original_of
 from .map_tables import GroupedMap, Tables, TiledMap
@@ -420,48 +420,31 @@ def kernel_map(
     is_centred = kind == "subm"
     paddings = per_axis("padding", 0 if is_centred else padding, ndim, 0)
     extra = per_axis("output_padding", 0 if is_centred else output_padding, ndim, 0)
-    sizes = kernel, strides, paddings, dilations, extra
+    layout = MapLayout(kind, kernel, strides, paddings, dilations, extra)
     if is_followed(indices):
-        return traced_map(indices, grid, kind, *sizes)  # type: ignore[return-value]  # which stands for one
-    return map_on(indices, grid, kind, *sizes)
+        return traced_map(indices, grid, layout)  # type: ignore[return-value]  # which stands for one
+    return map_on(indices, grid, layout)
 
 
-def map_on(
-    indices: Tensor,
-    grid: VoxelGrid,
-    kind: str,
-    kernel: Sizes,
-    strides: Sizes,
-    paddings: Sizes,
-    dilations: Sizes,
-    extra: Sizes,
-) -> KernelMap:
+def map_on(indices: Tensor, grid: VoxelGrid, layout: MapLayout) -> KernelMap:
     """Return what `kernel_map` does, for arguments that were checked: one size for each axis, and an existing kind."""
-    geometry = _known_geometry(kind, kernel, strides, paddings, dilations)
+    kind, geometry = layout.kind, _known_geometry(layout)
     if kind == "subm":
         shape = grid.spatial_shape
         made = _submanifold(indices, grid, geometry)
     else:
-        shape = _shape_of_outputs(indices, grid, kind, geometry, extra)
+        shape = _shape_of_outputs(indices, grid, kind, geometry, layout.output_padding)
         made = _generated(indices, grid, VoxelGrid(shape, grid.batch_size), geometry, kind)
     if may_keep(indices, made.out_indices):
         keep(_key(kind, geometry, grid, shape), made, indices, made.out_indices)  # for operators of compiled calls
     return made
 
 
-def traced_map(
-    indices: Tensor,
-    grid: VoxelGrid,
-    kind: str,
-    kernel: Sizes,
-    strides: Sizes,
-    paddings: Sizes,
-    dilations: Sizes,
-    extra: Sizes,
-) -> MapParts:
+def traced_map(indices: Tensor, grid: VoxelGrid, layout: MapLayout) -> MapParts:
     """Return what `map_on` does for a tracer: the map is made when the compiled call runs."""
-    geometry = _geometry_of(kind, kernel, strides, paddings, dilations)
-    shape = grid.spatial_shape if kind == "subm" else _shape_of_outputs(indices, grid, kind, geometry, extra)
+    kind, geometry, shape = layout.kind, _geometry_of(layout), grid.spatial_shape
+    if kind != "subm":
+        shape = _shape_of_outputs(indices, grid, kind, geometry, layout.output_padding)
     text, sizes = _key(kind, geometry, grid, shape)
     target = indices
     if kind != "subm" and is_exporting():
@@ -588,8 +571,9 @@ def _submanifold(indices: Tensor, grid: VoxelGrid, geometry: Geometry) -> Kernel
     return KernelMap(*shapes, *sizes, "subm", volume, volume, tables)
 
 
-def _geometry_of(kind: str, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes) -> Geometry:
+def _geometry_of(layout: MapLayout) -> Geometry:
     """Return the geometry of a convolution; raise FormatError for a submanifold's even kernel or stride."""
+    kind, kernel, stride, padding, dilation, _ = layout
     if kind != "subm":
         return Geometry(kernel, stride, padding, dilation)
     if any([size % 2 == 0 for size in kernel]):

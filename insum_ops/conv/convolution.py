@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from ..compiler import InsumError, OperandError, ShapeError, shortened
 from ..formats.errors import FormatError
 from ..formats.torch_state import is_autocast_enabled
-from ..formats.voxels.geometry import per_axis
+from ..formats.voxels.geometry import MapLayout, per_axis
 from ..formats.voxels.kernel_map import KernelMap
 from ..functional import insum, on_refusal
 from ..not_scripted import NotScripted
 from .functional import convolve
-from .tensor import Layout, SparseConvTensor, Voxels
+from .tensor import SparseConvTensor, Voxels
 
 __all__ = ["Size", "SparseConvolution", "SparseModule", "check_input", "check_kind", "complete_classes"]
 
@@ -182,7 +182,8 @@ class SparseConvolution(SparseModule):
         self.dilation = per_axis("dilation", dilation, self.ndim, 1)
         self.output_padding = per_axis("output_padding", output_padding, self.ndim, 0)
         self.indice_key, self.name = indice_key, name
-        self.layout = Layout(self.kind, self.kernel_size, self.stride, self.padding, self.dilation, self.output_padding)
+        sizes = self.kernel_size, self.stride, self.padding, self.dilation, self.output_padding
+        self.layout = MapLayout(self.kind, *sizes)
         is_one = prod(self.kernel_size) == 1 and prod(self.stride) == 1 and not any(self.output_padding)
         self.is_pointwise = is_one and self.kind != "inverse"
         if self.is_pointwise and any(self.padding) and self.kind != "subm":

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from ..formats.torch_state import is_autocast_enabled, is_compiling, may_autocast
-from ..formats.voxels.geometry import per_axis
+from ..formats.voxels.geometry import MapLayout, per_axis
 from ..formats.voxels.kernel_map import KernelMap
 from ..functional import insum
 from .convolution import Size, SparseModule, check_input, complete_classes
 from .operands import neighbours
-from .tensor import Layout, SparseConvTensor
+from .tensor import SparseConvTensor
 
 __all__ = [
     "SparseAvgPool1d",
@@ -54,7 +54,7 @@ class SparsePool(SparseModule):
         self.dilation = per_axis("dilation", dilation, self.ndim, 1)
         self.indice_key, self.subm, self.name = indice_key, subm, name
         kind = "subm" if subm else "strided"
-        self.layout = Layout(kind, self.kernel_size, self.stride, self.padding, self.dilation, none)
+        self.layout = MapLayout(kind, self.kernel_size, self.stride, self.padding, self.dilation, none)
 
     def forward(self, x: SparseConvTensor) -> SparseConvTensor:
         """Pool the features of a tensor.

@@ -15,25 +15,18 @@ from ..formats.guard import ChangeGuards, is_real, may_keep
 from ..formats.moves import Moves, Target, destination, pinned
 from ..formats.not_tensors import no_attribute
 from ..formats.torch_state import is_capturing, is_followed
+from ..formats.voxels.geometry import MapLayout
 from ..formats.voxels.grid import VoxelGrid
 from ..formats.voxels.kernel_map import KernelMap, from_parts, map_on, parts_of, traced_map
 from ..formats.voxels.map_operators import checked
 from .operators import same_rows
 
-__all__ = ["Layout", "MapCache", "SavedMap", "SparseConvTensor", "Voxels"]
+__all__ = ["MapCache", "SavedMap", "SparseConvTensor", "Voxels"]
 
 Sizes = tuple[int, ...]
 
 
-class Layout(NamedTuple):
-    """All that a kernel map depends on, but for the voxels."""
-
-    kind: str
-    kernel_size: Sizes
-    stride: Sizes
-    padding: Sizes
-    dilation: Sizes
-    output_padding: Sizes
+Layout = MapLayout  # as pickles of version 0.1.0 call it
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,11 +38,11 @@ class Voxels:
 
     indices: Tensor
     grid: VoxelGrid
-    maps: dict[Layout, CachedMap] = field(default_factory=dict)
+    maps: dict[MapLayout, CachedMap] = field(default_factory=dict)
     made: ChangeGuards | None = None  # of indices that a convolution made, when it had; None: of those that were given
     saves: tuple[str, SavedMap] | None = None  # what a tracer saves under an indice_key, with the tensor that it makes
 
-    def map(self, layout: Layout) -> tuple[KernelMap, Voxels]:
+    def map(self, layout: MapLayout) -> tuple[KernelMap, Voxels]:
         """Return the kernel map of a convolution over these voxels and the voxels it leads to, computed once.
 
         It is computed again if the indices that it starts from, or those that it made, were changed in place. For a
@@ -59,22 +52,20 @@ class Voxels:
             return self._traced(layout)
         cached = self.maps.get(layout)
         if cached is None or not cached.is_current():
-            kind, kernel, stride, padding, dilation, extra = layout
             with outside_transforms():
-                kernel_map = map_on(self.indices, self.grid, kind, kernel, stride, padding, dilation, extra)
-            batch = self.grid.batch_size
+                kernel_map = map_on(self.indices, self.grid, layout)
             target = None
-            if kind != "subm":
-                grid = VoxelGrid(kernel_map.out_spatial_shape, batch)
+            if layout.kind != "subm":
+                grid = VoxelGrid(kernel_map.out_spatial_shape, self.grid.batch_size)
                 target = Voxels(kernel_map.out_indices, grid, made=_guard(kernel_map.out_indices))
             cached = CachedMap(kernel_map, target, _guard(self.indices))
             if may_keep(kernel_map.indices, kernel_map.out_indices, *kernel_map.known_neighbours):
                 self.maps[layout] = cached
         return cached.kernel_map, cached.target or self
 
-    def _traced(self, layout: Layout) -> tuple[KernelMap, Voxels]:
+    def _traced(self, layout: MapLayout) -> tuple[KernelMap, Voxels]:
         """Return a map in its parts, and the voxels that it leads to, for a tracer."""
-        parts: Any = traced_map(self.indices, self.grid, *layout)
+        parts: Any = traced_map(self.indices, self.grid, layout)
         if layout.kind == "subm":
             return parts, self
         shape = parts.sizes[1 + len(layout.kernel_size) :]
@@ -129,7 +120,7 @@ class SavedMap(NamedTuple):
     """The kernel map that a layer saved under an indice_key, and the voxels that it leads from and to."""
 
     kernel_map: KernelMap
-    layout: Layout
+    layout: MapLayout
     source: Voxels
     target: Voxels
     guard: ChangeGuards | None  # of the source's indices when it was made; None: a tracer has saved it
@@ -531,9 +522,9 @@ class SparseConvTensor(Moves, _Fields):
         by_tensor = {id(self.indices): self.voxels}
         for key, (layout, indices, shape, batch) in state["maps"].items():
             source = by_tensor.setdefault(id(indices), Voxels(indices, VoxelGrid(tuple(shape), batch)))
-            kernel_map, target = source.map(Layout(*layout))
+            kernel_map, target = source.map(MapLayout(*layout))
             by_tensor[id(target.indices)] = target
-            self.indice_dict[key] = SavedMap(kernel_map, Layout(*layout), source, target, _guard(indices))
+            self.indice_dict[key] = SavedMap(kernel_map, MapLayout(*layout), source, target, _guard(indices))
 
     def _lasting(self) -> list[tuple[str, SavedMap]]:
         """Return the saved maps that a tracer has not left behind, by their keys."""
@@ -644,7 +635,7 @@ class SparseConvTensor(Moves, _Fields):
             added = added[same_rows(self.indices, other.indices, refusal)]
         return self.replace_feature(self._features + added)
 
-    def map(self, layout: Layout, indice_key: str | None) -> tuple[KernelMap, Voxels]:
+    def map(self, layout: MapLayout, indice_key: str | None) -> tuple[KernelMap, Voxels]:
         """Return the kernel map of a layer over these voxels, and the voxels that it leads to.
 
         A map is worked out once for each geometry. Under a key it is saved as well, for inverse convolutions.
@@ -784,10 +775,10 @@ def _refuse_changed(saved: SavedMap, indice_key: str) -> None:
         )
 
 
-def _words(layout: Layout) -> str:
+def _words(layout: MapLayout) -> str:
     """Return the geometry of a layer as text, for an error."""
     kind, *numbers = layout
-    named: list[Any] = [f"{name} {list(sizes)}" for name, sizes in zip(Layout._fields[1:5], numbers)]
+    named: list[Any] = [f"{name} {list(sizes)}" for name, sizes in zip(MapLayout._fields[1:5], numbers)]
     return f"kind {kind!r}, {', '.join(named)}"
 
 

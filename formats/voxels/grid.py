@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..check import integer_sizes
+from ...identity_cache import ByIdentity
+from ..check import COORD_DTYPES, integer_sizes
 from ..errors import FormatError
 from ..guard import ChangeGuard
 
 __all__ = ["VoxelGrid"]
 
-INDEX_DTYPES = (torch.int32, torch.int64)
 LARGEST_DIM = 4
-_CHECKED = "_insum_checked_voxels"
-
-
-class _Checked(NamedTuple):
-    """The grid for which voxels were checked, and a guard of their tensor at that time."""
-
-    grid: VoxelGrid
-    guard: ChangeGuard | None  # None: the tensor does not tell when it changes
-
-    def __reduce__(self) -> Any:
-        return OrderedDict, ()  # nothing: it is about one tensor, and torch.load's weights_only knows this word
 
 
 @dataclass(frozen=True)
@@ -84,7 +72,7 @@ class VoxelGrid:
                 "and split features or weights by their channels"
             )
         width = 1 + len(self.spatial_shape)
-        if indices.dtype not in INDEX_DTYPES:
+        if indices.dtype not in COORD_DTYPES:
             raise FormatError(
                 f"indices is {indices.dtype}; coordinates are torch.int32 or torch.int64, as indices.int() is"
             )
@@ -96,16 +84,12 @@ class VoxelGrid:
 
     def is_checked(self, indices: Tensor) -> bool:
         """Return whether these very voxels were checked before and have not changed since."""
-        checked: _Checked | None = getattr(indices, _CHECKED, None)
-        if not checked or checked.grid != self:  # a pickle has an empty dictionary in its place
-            return False
-        if checked.guard is None:
-            return True
-        return checked.guard.holds_for(indices)
+        grid, guard = _checked.get(indices) or (None, None)
+        return grid == self and (guard is None or guard.holds_for(indices))
 
     def mark_checked(self, indices: Tensor) -> None:
-        """Note with the tensor that its voxels are inside the grid and distinct."""
-        setattr(indices, _CHECKED, _Checked(self, ChangeGuard.of(indices)))
+        """Note of the tensor that its voxels are inside the grid and distinct."""
+        _checked.keep(indices, (self, ChangeGuard.of(indices)))
 
     def check(self, indices: Tensor) -> None:
         """Raise FormatError if a voxel is outside the grid or given twice; each tensor is looked at once."""
@@ -163,3 +147,7 @@ def _integer(batch_size: Any) -> int:
     if not is_integer:
         raise FormatError(f"batch_size is {batch_size}; it is a whole number")
     return integer
+
+
+# the grid for which voxels were checked, and a guard of their tensor, None if that does not tell when it changes
+_checked: ByIdentity[tuple[VoxelGrid, ChangeGuard | None]] = ByIdentity()

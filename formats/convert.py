@@ -17,14 +17,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .check import check_inside
-from .device_kernels import runs_kernels
+from .device_kernels import layouts, runs_kernels
 from .facts import RowFacts
 from .group_size import groups_of, pieces_of, size_on_gpu
-
-try:
-    from . import layouts
-except ImportError:  # no Triton, not on Linux
-    layouts = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from .layouts import Survey
@@ -89,7 +84,7 @@ def dense_entries(A: Tensor, group_dim: int, block_size: Sizes | None) -> Entrie
     if block_size is None:
         is_stored = A != 0
     else:
-        A = _split_blocks(A, block_size)
+        A = split_blocks(A, block_size)
         is_stored = (A != 0).flatten(len(block_size)).any(-1)
     rotated = is_stored.movedim(group_dim, 0).nonzero().T
     coords = torch.cat([rotated[1 : group_dim + 1], rotated[:1], rotated[group_dim + 1 :]])
@@ -293,7 +288,7 @@ def lay_out_rows(coords: Tensor, grid: Sizes, group_dim: int) -> Layout:
     return _pad(coords, grid, group_dim, slot, (grid[group_dim], width), None)
 
 
-def _split_blocks(A: Tensor, block_size: Sizes) -> Tensor:
+def split_blocks(A: Tensor, block_size: Sizes) -> Tensor:
     """Return A [*shape] as [*grid, *block_size], the last block of each dimension padded with zeros."""
     grid = block_grid(tuple(A.shape), block_size)
     missing = [count * block - size for count, block, size in zip(grid, block_size, A.shape, strict=True)]

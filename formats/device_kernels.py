@@ -9,18 +9,18 @@ from .guard import may_keep
 from .torch_state import OLDEST_GPU
 
 try:
-    import triton as _triton
-except ImportError:  # not on Linux
-    _triton = None
+    from . import layouts
+except ImportError:  # no Triton, not on Linux
+    layouts = None  # type: ignore[assignment]
 
-__all__ = ["compiles_for", "runs_kernels"]
+__all__ = ["compiles_for", "layouts", "runs_kernels"]
 
 _young: dict[torch.device, bool] = {}  # not functools.cache, about which a tracer warns
 
 
 def compiles_for(device: torch.device) -> bool:
     """Return whether Triton compiles for a GPU, asked once for each."""
-    if device.type != "cuda" or _triton is None:
+    if device.type != "cuda" or layouts is None:
         return False
     is_young = _young.get(device)
     if is_young is None:

@@ -9,14 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .device_kernels import runs_kernels
+from .device_kernels import layouts, runs_kernels
 from .facts import RowFacts, piece_count
 from .group_size import NEAR
-
-try:
-    from . import layouts
-except ImportError:  # no Triton, not on Linux
-    layouts = None  # type: ignore[assignment]
 
 __all__ = ["longest_first", "row_facts"]
 

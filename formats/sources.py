@@ -10,13 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .device_kernels import runs_kernels
+from .device_kernels import layouts, runs_kernels
 from .errors import FormatError
-
-try:
-    from . import layouts
-except ImportError:  # no Triton, not on Linux
-    layouts = None  # type: ignore[assignment]
 
 __all__ = ["ScipyArray", "scipy_entries", "spread_blocks", "torch_entries"]
 

@@ -139,15 +139,12 @@ class SparseFormat(Moves, NotTensor, FromTensors):
         blocks: Sizes | None = None,
     ) -> Format:
         """Return the format of what a layout has made of so many entries: its coordinates need no check."""
-        coords = layout.coords
         # a vector has no coordinate that could say -1, so all its slots are entries
         num_slots = prod(values.shape[: len(cls.value_axes)])
         num_entries = num_entries if len(shape) > 1 else num_slots
-        cache = PatternCache(num_entries, num_slots, ChangeGuards(coords), facts=layout.facts)
-        form = object.__new__(cls)
-        parts = {"coords": coords, "values": values, "shape": shape, "group_dim": group_dim}
-        vars(form).update(parts, block_size=blocks, _pattern_cache=cache)
-        if may_keep(*coords):
+        cache = PatternCache(num_entries, num_slots, ChangeGuards(layout.coords), facts=layout.facts)
+        form = cls._unchecked(layout.coords, values, shape, group_dim, blocks, cache)
+        if may_keep(*layout.coords):
             keep(form)
         return form
 
@@ -176,10 +173,7 @@ class SparseFormat(Moves, NotTensor, FromTensors):
             return cls(coords, values, shape, group_dim, block_size)
         else:
             cache = PatternCache(like.num_entries, like.num_slots, ChangeGuards(own, False))
-        form = object.__new__(cls)
-        parts = {"coords": coords, "values": values, "shape": shape, "group_dim": group_dim, "block_size": block_size}
-        vars(form).update(parts, _pattern_cache=cache)
-        return form
+        return cls._unchecked(coords, values, shape, group_dim, block_size, cache)
 
     @classmethod
     def _traced(
@@ -191,7 +185,21 @@ class SparseFormat(Moves, NotTensor, FromTensors):
         block_size: Sizes | None,
     ) -> Format:
         """Return a format of a tracer's tensors, which has padding unless this kind never has any."""
-        form, cache = object.__new__(cls), PatternCache(0, len(cls.value_axes) - 1, ChangeGuards(()))
+        cache = PatternCache(0, len(cls.value_axes) - 1, ChangeGuards(()))
+        return cls._unchecked(coords, values, shape, group_dim, block_size, cache)
+
+    @classmethod
+    def _unchecked(
+        cls: type[Format],
+        coords: tuple[Any, ...],
+        values: Any,
+        shape: Sizes,
+        group_dim: int,
+        block_size: Sizes | None,
+        cache: PatternCache,
+    ) -> Format:
+        """Return a format of these parts, with the cache of its pattern."""
+        form = object.__new__(cls)
         parts = {"coords": coords, "values": values, "shape": shape, "group_dim": group_dim, "block_size": block_size}
         vars(form).update(parts, _pattern_cache=cache)
         return form

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from ..compiler import device_of
-from ..formats.torch_state import deterministic_flag, is_deterministic, may_round_sums, uses_tensor_cores
+from ..formats.torch_state import HALF, deterministic_flag, is_deterministic, may_round_sums, uses_tensor_cores
 from ..formats.voxels.kernel_map import MOST_TAPS, KernelMap
 from .cost import MEASURED_SUMS, Work, grouping_milliseconds, milliseconds
 
@@ -69,7 +69,6 @@ TAP_SUMS: Form = (
     "dWeight[g,m,z,c] += Part[MAPP[z,s],g,m,c]",
     "dWeight[g,z] += Part[MAPP[z,s],g]",
 )
-HALF = (torch.float16, torch.bfloat16)
 
 # Sizes of groups and tiles with which tuning starts: as many rows as the longest tile of a dot has, see
 # `compiler/tuning/measured.py`. `choice.py` times others over maps that last.

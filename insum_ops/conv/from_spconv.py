@@ -19,7 +19,7 @@ from .sequential import SparseBatchNorm, SparseIdentity, SparseReLU, SparseSeque
 __all__ = ["from_spconv"]
 
 CONVOLUTION = ("ndim", "in_channels", "out_channels", "kernel_size", "subm", "inverse", "transposed", "weight")
-POOLS = {"SparseMaxPool": "SparseMaxPool", "SparseAvgPool": "SparseAvgPool"}
+POOLS = ("SparseMaxPool", "SparseAvgPool")  # as spconv names them, and as we do
 # spconv's name: the class of torch that it is derived from, and ours
 PLAIN = {"SparseBatchNorm": (nn.BatchNorm1d, SparseBatchNorm), "SparseReLU": (nn.ReLU, SparseReLU)}
 IDENTITIES = ("Identity", "SparseIdentity")
@@ -225,7 +225,7 @@ def _sizes(value: Any) -> Any:
 
 def _pool(source: Any, kind: str) -> nn.Module:
     """Return our pooling layer for one of spconv's of this kind."""
-    make = getattr(sparse_pool, f"{POOLS[kind]}{source.ndim}d")
+    make = getattr(sparse_pool, f"{kind}{source.ndim}d")
     subm = bool(getattr(source, "subm", False))
     stride = None if subm else _sizes(source.stride)
     sizes = _sizes(source.kernel_size), stride, _sizes(source.padding), _sizes(source.dilation)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..compiler import InsumError, OperandError, shortened, takes_composites
 from ..formats import BlockCOO
+from ..formats.convert import split_blocks
 from ..formats.guard import ChangeGuards, may_keep
 from ..formats.torch_state import (
     default_dtype,
@@ -36,7 +37,6 @@ from .patterns import (
     num_blocks,
     random_mask,
     row_bounds,
-    split_blocks,
     uniform,
     weight_and_bias,
 )

@@ -8,10 +8,10 @@ from operator import index
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 from torch.nn.parameter import is_lazy
 
 from ..compiler import OperandError, ShapeError
+from ..formats.check import COORD_DTYPES, VALUE_DTYPES
 
 __all__ = [
     "block_grid",
@@ -30,13 +30,11 @@ __all__ = [
     "num_blocks",
     "random_mask",
     "row_bounds",
-    "split_blocks",
     "uniform",
     "weight_and_bias",
 ]
 
 Pair = tuple[int, int]
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def check_features(name: str, value: int) -> int:
@@ -76,8 +74,8 @@ def check_threshold(threshold: float | None) -> float:
 
 def check_dtype(name: str, dtype: torch.dtype) -> None:
     """Refuse a dtype that a weight can't have."""
-    if dtype not in DTYPES:
-        *first, last = map(str, DTYPES)
+    if dtype not in VALUE_DTYPES:
+        *first, last = map(str, VALUE_DTYPES)
         raise OperandError(f"{name} is {dtype}; a weight is {', '.join(first)} or {last}")
 
 
@@ -143,15 +141,6 @@ def largest(scores: Tensor, count: int) -> Tensor:
     return mask.view(scores.shape)
 
 
-def split_blocks(weight: Tensor, block_size: Pair) -> Tensor:
-    """Return a weight [out, in] as [out_blocks, in_blocks, *block_size], the last blocks padded with zeros."""
-    rows, columns = block_grid((weight.shape[0], weight.shape[1]), block_size)
-    below, right = rows * block_size[0] - weight.shape[0], columns * block_size[1] - weight.shape[1]
-    if below or right:
-        weight = pad(weight, (0, right, 0, below))
-    return weight.reshape(rows, block_size[0], columns, block_size[1]).transpose(1, 2)
-
-
 def block_norms(blocks: Tensor) -> Tensor:
     """Return the Frobenius norm of each block [..., bo, bi], in float32 at least: half precision would overflow."""
     wide = torch.promote_types(blocks.dtype, torch.float32)
@@ -209,7 +198,7 @@ def inside_grid(coords: Tensor, grid: Pair) -> Tensor:
 
 def is_pattern(coords: Tensor, grid: Pair) -> bool:
     """Whether `coords` lists blocks of this grid row by row, none twice; uninitialised memory hardly ever does."""
-    if coords.ndim != 2 or len(coords) != 2 or coords.dtype not in (torch.int32, torch.int64):
+    if coords.ndim != 2 or len(coords) != 2 or coords.dtype not in COORD_DTYPES:
         return False
     rows, columns = coords.long()
     is_right = torch.cat([inside_grid(coords, grid), (rows * grid[1] + columns).diff() > 0])

@@ -11,10 +11,11 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
 from ..compiler import OperandError
+from ..formats.check import VALUE_DTYPES
 from ..models.swap_losses import has_tensor_hooks, lost_in_swap
 from .fused_encoder import keep_from_fused_kernels
 from .layer import BlockSparseLinear
-from .patterns import DTYPES, check_block_size, check_density
+from .patterns import check_block_size, check_density
 from .pretrained import attach, is_conv1d, other_quantizers
 
 __all__ = ["LayerReport", "Sparsified", "sparsify"]
@@ -192,7 +193,7 @@ def _obstacle(
         return "its weight is no parameter"
     if weight.is_meta:
         return "has no values yet, on the meta device"
-    if weight.dtype not in DTYPES:
+    if weight.dtype not in VALUE_DTYPES:
         return f"its weight is {weight.dtype}"
     out_features, in_features = _features(module)
     if out_features < block_size[0] or in_features < block_size[1]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
+from ..formats.check import COORD_DTYPES
 from .patterns import Pair, inside_grid, is_pattern
 
 __all__ = ["Blocked", "mismatch", "pattern_mismatch"]
@@ -58,7 +58,7 @@ def mismatch(state_dict: Mapping[str, Any], prefix: str, layer: Blocked, tensors
 def pattern_mismatch(state_dict: Mapping[str, Any], prefix: str, layer: Blocked) -> str:
     """Return why the pattern and blocks under `prefix` do not fit a layer, or "" if they do; the pattern is there."""
     coords, weight = state_dict[f"{prefix}coords"], state_dict.get(f"{prefix}weight")
-    is_index = isinstance(coords, Tensor) and coords.dtype in (torch.int32, torch.int64)
+    is_index = isinstance(coords, Tensor) and coords.dtype in COORD_DTYPES
     if not is_index or coords.ndim != 2 or len(coords) != 2:
         return f"{prefix}coords in the state_dict is no int32 tensor [2, blocks]; {REMEDY}"
     if weight is not None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..compiler import IndexRangeError, OperandError, ShapeError, outside_transforms
 from ..formats import COO
-from ..formats.check import VALUE_DTYPES
+from ..formats.check import COORD_DTYPES, VALUE_DTYPES
 from ..formats.guard import ChangeGuard, may_keep
 from ..formats.parts import FormatParts, Kind, keep_pattern, register_kind
 from ..formats.sparse_format import SparseFormat
@@ -122,7 +122,7 @@ def check_graph(A: tuple[Any, ...], name: str) -> None:
 
 def check_edge_index(edge_index: Tensor) -> None:
     """Refuse an edge_index of another type or shape."""
-    if edge_index.dtype not in (torch.int32, torch.int64):
+    if edge_index.dtype not in COORD_DTYPES:
         raise OperandError(
             f"edge_index is {edge_index.dtype}; node numbers are int32 or int64, as edge_index.long() has them"
         )

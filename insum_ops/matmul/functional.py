@@ -39,6 +39,7 @@ from ..formats.guard import may_keep
 from ..formats.parts import FormatParts, parts_of
 from ..formats.sparse_format import SparseFormat
 from ..formats.torch_state import (
+    HALF,
     PLAIN,
     is_compiling,
     is_dynamo,
@@ -66,7 +67,6 @@ MAX = ("C[m] = max(A[m,k] * B[k])", "C[m,n] = max(A[m,k] * B[k,n])", "C[b,m,n] =
 MIN = tuple(statement.replace("max", "min") for statement in MAX)
 STATEMENTS = {"sum": SUM, "mean": MEAN, "max": MAX, "min": MIN, "amax": MAX, "amin": MIN}
 FORMATS = frozenset((COO, ELL, GroupCOO, BlockCOO, BlockGroupCOO))  # told apart in a third of the time of a base class
-HALVES = (torch.float16, torch.bfloat16)
 TRAINED = ("spmm", "sum", True)  # marks the plans of products with a torch sparse tensor that is trained
 
 
@@ -207,7 +207,7 @@ traced_spmm = composite(
 
 def _as_promoted(mean: Tensor, *dtypes: torch.dtype) -> Tensor:
     """Return a mean of halves, whose shares are float32, in the dtype that a product of two factors has."""
-    is_half = mean.dtype == torch.float32 and all([dtype in HALVES for dtype in dtypes])
+    is_half = mean.dtype == torch.float32 and all([dtype in HALF for dtype in dtypes])
     return mean.to(torch.promote_types(*dtypes)) if is_half else mean
 
 

@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate
+from torch.distributed.tensor import DTensor, Placement
 from torch.distributed.tensor.placement_types import Shard
 
 from ..compiler import parse
 from ..conv.forms import STATIONARY, WEIGHT_GRADIENT
 from ..conv.weight_views import DENSE, channel_kind
 from .agreement import after_agreement, on_all_ranks
-from .placed import SAME_DTENSOR, SAME_TENSOR, check_placed, described, mesh_of, own_share
-from .rules import Split, cheapest, splits_of
+from .placed import as_placed, check_placed, compare, mesh_of, own_share, splits_for
+from .rules import Split, splits_of
 
 __all__: list[str] = []
 
@@ -55,7 +55,8 @@ def _convolve(cls: Any, func: Any, types: Any, args: Sequence[Any], kwargs: Mapp
         over = source, target, geometry, sizes, own_groups, side
         value = func(local["features"], local["weight"], local.get("bias"), *over, is_swapped)
     channels = groups * weight.shape[-1] if is_swapped else weight.shape[0]
-    return _placed(value, mesh, splits, ((source if side else target).shape[0], channels))
+    rows = (source if side else target).shape[0]
+    return as_placed(value, mesh, [split.output for split in splits], (rows, channels))
 
 
 def _gradients(
@@ -100,7 +101,7 @@ def _weight_gradient(
         own_weight = torch.empty((), dtype=weight.dtype, device=local["In"].device).expand(shape)
         over = source, target, geometry, sizes, own_groups, side
         (value,) = func(local["dOut"], local["In"], own_weight, *over, False, [False, True])
-    return _placed(value, mesh, splits, tuple(weight.shape))
+    return as_placed(value, mesh, [split.output for split in splits], weight.shape)
 
 
 def _agreed(operands: Mapping[str, Tensor], source: Tensor, target: Tensor, geometry: str) -> DeviceMesh:
@@ -109,11 +110,7 @@ def _agreed(operands: Mapping[str, Tensor], source: Tensor, target: Tensor, geom
     with on_all_ranks(mesh, is_call=True) as ranks:
         check_placed(first, mesh, operands)
         ranks.equal("the convolution", geometry, "call the same layer on every rank")
-        for name, operand in operands.items():
-            if isinstance(operand, DTensor):
-                ranks.equal(name, described(operand), SAME_DTENSOR)
-            else:
-                ranks.equal(name, operand, SAME_TENSOR)
+        compare(ranks, operands)
         for voxels in (source,) if target is source else (source, target):
             ranks.equal("indices", voxels, "give all ranks the same voxels in the same order")
     return mesh
@@ -132,15 +129,7 @@ def _chosen(
     splits = _splits(expr, roles, of_output, weight.ndim)
     if groups > 1 and groups % mesh.size():  # no group is torn apart, and no rank is left without one
         splits = [split for split in splits if split.index is None]
-    nbytes = {name: operand.numel() * operand.element_size() for name, operand in operands.items()}
-
-    def placements(dim: int) -> dict[str, Placement]:
-        return {
-            name: operand.placements[dim] if isinstance(operand, DTensor) else Replicate()
-            for name, operand in operands.items()
-        }
-
-    return [cheapest(splits, placements(dim), nbytes, mesh.size(dim)) for dim in range(mesh.ndim)]
+    return splits_for(splits, operands, mesh)
 
 
 @lru_cache(maxsize=64)
@@ -168,11 +157,6 @@ def _of_argument(placement: Placement, dims: Dims, ndim: int) -> Placement | Non
 
 def _own_groups(groups: int, kind: int, local: Tensor, whole: Tensor) -> int:
     return groups if kind == DENSE else groups * local.shape[1] // whole.shape[1]
-
-
-def _placed(value: Tensor, mesh: DeviceMesh, splits: Sequence[Split], shape: tuple[int, ...]) -> DTensor:
-    placements, stride = [split.output for split in splits], torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(value, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
 
 
 torch.library.register_torch_dispatch("insum_ops::voxel_convolution", DTensor, _convolve)

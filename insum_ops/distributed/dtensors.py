@@ -30,8 +30,8 @@ from ..compiler import (
 )
 from ..formats.facts import Fact
 from .agreement import after_agreement, may_exchange, on_all_ranks
-from .placed import SAME_DTENSOR, SAME_TENSOR, check_placed, described, mesh_of, own_share
-from .rules import Split, cheapest_split
+from .placed import as_placed, check_placed, compare, mesh_of, own_share, splits_for
+from .rules import splits_of
 
 __all__: list[str] = []
 
@@ -51,31 +51,27 @@ def _run(
         bound = bind(statement, operands, size)
         _check_positions(bound, operands)
         ranks.equal("the statement", f"{expr!r} with size={size}", "call the same one on every rank")
-        for name, operand in operands.items():
-            if isinstance(operand, DTensor):
-                ranks.equal(name, described(operand), SAME_DTENSOR)
-            else:
-                ranks.equal(name, operand, SAME_TENSOR)
+        compare(ranks, operands)
     with torch.no_grad(), after_agreement():
-        splits = _chosen(expr, operands, mesh, wants_winners)
+        # the gradient of a max goes to one winner, which ranks would have to settle first
+        possible = [split for split in splits_of(expr) if not (wants_winners and split.output.is_partial())]
+        splits = splits_for(possible, operands, mesh)
         local = {name: own_share(name, operand, splits, mesh) for name, operand in operands.items()}
         fact = Fact.from_text(fact_text, facts)
         if fact is not None and any(not split.inputs[name].is_replicate() for split in splits for name in fact.names):
             fact = None  # of a whole index tensor, of which a rank has a share
         values = list(local.values())
         call = expr, names, _local_size(statement, local, bound.size) if size is not None else None, values, fact
-        placements, stride = [split.output for split in splits], torch.empty(bound.size, device="meta").stride()
+        placements: list[Placement] = [split.output for split in splits]
         shared = [dim for dim, placement in enumerate(placements) if placement.is_partial()]
-        wrap = lambda result: DTensor.from_local(
-            result, mesh, placements, run_check=False, shape=torch.Size(bound.size), stride=stride
-        )
         if wants_winners:
             value, won = run_plain_with_winners(*call)
-            return wrap(value), wrap(won)
+            return as_placed(value, mesh, placements, bound.size), as_placed(won, mesh, placements, bound.size)
         if statement.is_sum or not shared:
-            return wrap(run_plain(*call))
+            return as_placed(run_plain(*call), mesh, placements, bound.size)
         placements = [Replicate() if placement.is_partial() else placement for placement in placements]
-        return wrap(_best_of_all(statement, *run_plain_with_winners(*call), mesh, shared))
+        best = _best_of_all(statement, *run_plain_with_winners(*call), mesh, shared)
+        return as_placed(best, mesh, placements, bound.size)
 
 
 def _check_positions(bound: Bound, operands: Mapping[str, Tensor]) -> None:
@@ -88,23 +84,6 @@ def _check_positions(bound: Bound, operands: Mapping[str, Tensor]) -> None:
         check_ranges(bound, local)
     except IndexRangeError as error:
         raise IndexRangeError(f"on rank {dist.get_rank()}, {error}") from None
-
-
-def _chosen(expr: str, operands: Mapping[str, Tensor], mesh: DeviceMesh, wants_winners: bool) -> list[Split]:
-    """Return the split along each mesh dimension."""
-    nbytes = {name: operand.numel() * operand.element_size() for name, operand in operands.items()}
-
-    def placements(dim: int) -> dict[str, Placement]:
-        return {
-            name: operand.placements[dim] if isinstance(operand, DTensor) else Replicate()
-            for name, operand in operands.items()
-        }
-
-    # the gradient of a max goes to one winner, which ranks would have to settle first
-    return [
-        cheapest_split(expr, placements(dim), nbytes, mesh.size(dim), partial=not wants_winners)
-        for dim in range(mesh.ndim)
-    ]
 
 
 def _local_size(statement: Statement, local: Mapping[str, Tensor], size: Sequence[int]) -> list[int]:

@@ -15,6 +15,7 @@ from ..compiler import OperandError
 from ..linear.remap import moved_states
 from ..linear.sharded import keepers
 from .agreement import on_all_ranks
+from .placed import full
 
 __all__: list[str] = []
 
@@ -53,7 +54,8 @@ class FSDPShards:
 
     def whole(self) -> Tensor:
         """Return all blocks, gathered."""
-        return _full(self.weight.detach())
+        whole: Tensor = full(self.weight.detach())
+        return whole
 
     def change(self, blocks: Tensor, source: Tensor, optimizers: Sequence[Optimizer]) -> None:
         """Shard other blocks in the place of these."""
@@ -81,11 +83,6 @@ class FSDPShards:
             had_state = optimizer.state.pop(weight, None) is not None
             if had_state:
                 optimizer.state[new.sharded_param] = {key: _sharded(part, new) for key, part in state.items()}
-
-
-def _full(tensor: Tensor) -> Tensor:
-    assert isinstance(tensor, DTensor)
-    return tensor.full_tensor()
 
 
 def _sharded(part: Any, parameter: Any) -> Any:

@@ -10,16 +10,16 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Placement, Replicate
 from torch.distributed.tensor.placement_types import Partial, Shard
 
 from ..compiler import InsumError, OperandError, UnsupportedError
 from ..formats.errors import FormatError
 from ..functional import on_refusal
-from .agreement import tell_all
-from .rules import Split, spelled
+from .agreement import Agreement, tell_all
+from .rules import Split, cheapest, spelled
 
-__all__ = ["SAME_DTENSOR", "SAME_TENSOR", "check_placed", "described", "mesh_of", "own_share"]
+__all__ = ["as_placed", "check_placed", "compare", "full", "mesh_of", "own_share", "splits_for"]
 
 PLACEMENTS = (Shard, Replicate, Partial)
 SAME_TENSOR = "pass the same one on every rank, or a DTensor that says how it is split"
@@ -56,9 +56,27 @@ def check_placed(first: str, mesh: DeviceMesh, operands: Mapping[str, Tensor]) -
             )
 
 
-def described(operand: DTensor) -> str:
-    placed = ", ".join([spelled(placement) for placement in operand.placements])
-    return f"{list(operand.shape)} {operand.dtype} in {placed}"
+def compare(ranks: Agreement, operands: Mapping[str, Tensor]) -> None:
+    """Say that each operand is the same on all ranks: a DTensor in its kind and placements, another in its numbers."""
+    for name, operand in operands.items():
+        if isinstance(operand, DTensor):
+            placed = ", ".join([spelled(placement) for placement in operand.placements])
+            ranks.equal(name, f"{list(operand.shape)} {operand.dtype} in {placed}", SAME_DTENSOR)
+        else:
+            ranks.equal(name, operand, SAME_TENSOR)
+
+
+def splits_for(splits: Sequence[Split], operands: Mapping[str, Tensor], mesh: DeviceMesh) -> list[Split]:
+    """Return the one of `splits` along each mesh dimension that moves the fewest bytes of the operands."""
+    nbytes = {name: operand.numel() * operand.element_size() for name, operand in operands.items()}
+
+    def placements(dim: int) -> dict[str, Placement]:
+        return {
+            name: operand.placements[dim] if isinstance(operand, DTensor) else Replicate()
+            for name, operand in operands.items()
+        }
+
+    return [cheapest(splits, placements(dim), nbytes, mesh.size(dim)) for dim in range(mesh.ndim)]
 
 
 def own_share(name: str, operand: Tensor, splits: Sequence[Split], mesh: DeviceMesh) -> Tensor:
@@ -78,6 +96,17 @@ def own_share(name: str, operand: Tensor, splits: Sequence[Split], mesh: DeviceM
     if any(mesh.get_local_rank(dim) != 0 for dim in entering):
         return torch.zeros_like(local)
     return local
+
+
+def as_placed(local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[int]) -> DTensor:
+    """Return the DTensor, contiguous and of this shape, of which each rank has `local`."""
+    stride = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
+
+
+def full(part: Any) -> Any:
+    """Return all of a DTensor; anything else as it is."""
+    return part.full_tensor() if isinstance(part, DTensor) else part
 
 
 def _tell(error: InsumError | FormatError, operands: Mapping[str, Any]) -> None:

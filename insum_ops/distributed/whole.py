@@ -21,6 +21,7 @@ from ..compiler import OperandError, ShapeError
 from ..linear.remap import holders
 from ..linear.state import pattern_mismatch
 from .agreement import Agreement, gathered_objects, on_all_ranks
+from .placed import as_placed, full
 from .rows import SplitSpMM
 from .split_layers import SplitLayer
 
@@ -228,14 +229,7 @@ def equal_share(name: str, part: Tensor, mesh: DeviceMesh) -> Tensor:
     chunks = list(whole.chunk(mesh.size(), dim))
     rank = mesh.get_local_rank()
     own = chunks[rank] if rank < len(chunks) else whole.narrow(dim, 0, 0)
-    return DTensor.from_local(
-        own.contiguous(), mesh, [Shard(dim)], run_check=False, shape=whole.shape, stride=whole.stride()
-    )
-
-
-def full(part: Any) -> Any:
-    """Return all of a DTensor; anything else as it is."""
-    return part.full_tensor() if isinstance(part, DTensor) else part
+    return as_placed(own.contiguous(), mesh, [Shard(dim)], whole.shape)
 
 
 def placed_like(part: Any, held: Any) -> Any:

@@ -12,9 +12,10 @@ from torch.optim import LBFGS, Optimizer
 
 from ..compiler import OperandError
 from ..linear.remap import STARTS
+from .placed import full
 from .rows import SplitSpMM
 from .split_layers import SplitLayer
-from .whole import equal_share, full, mesh_of_layer, own_values, placed_like, split_layers_of, together, whole_values
+from .whole import equal_share, mesh_of_layer, own_values, placed_like, split_layers_of, together, whole_values
 
 __all__ = ["load_whole_optimizer_state_dict", "whole_optimizer_state_dict"]
 

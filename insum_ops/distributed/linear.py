@@ -15,7 +15,7 @@ from ..conv.convolution import SparseConvolution
 from ..linear.layer import BlockSparseLinear
 from .agreement import on_all_ranks, ranks_of
 from .split_convolutions import split_convolution
-from .split_layers import ByColumns, ByRows
+from .split_layers import ByColumns, ByRows, SplitLayer
 
 __all__ = ["ColumnParallel", "RowParallel", "balanced_order"]
 
@@ -111,9 +111,7 @@ class ColumnParallel(ParallelStyle):
         if isinstance(module, SparseConvolution):
             split_convolution(module, device_mesh, self.order, 0, self.gather_output)
             return module
-        layer, order = _split(module, device_mesh, self.order, 0)
-        layer.__class__ = ByColumns
-        layer.style = {"mesh": device_mesh, "order": order, "is_whole": self.gather_output}
+        _split(module, device_mesh, self.order, ByColumns, self.gather_output)
         return module
 
 
@@ -159,14 +157,13 @@ class RowParallel(ParallelStyle):
         if isinstance(module, SparseConvolution):
             split_convolution(module, device_mesh, self.order, 1, not self.split_input)
             return module
-        layer, order = _split(module, device_mesh, self.order, 1)
-        layer.__class__ = ByRows
-        layer.style = {"mesh": device_mesh, "order": order, "is_whole": not self.split_input}
+        _split(module, device_mesh, self.order, ByRows, not self.split_input)
         return module
 
 
-def _split(module: nn.Module, mesh: DeviceMesh, order: Tensor | None, dim: int) -> tuple[Any, Tensor]:
-    """Leave in a layer the blocks of this rank along one dimension; return it with the order that was taken."""
+def _split(module: nn.Module, mesh: DeviceMesh, order: Tensor | None, split: type[SplitLayer], is_whole: bool) -> None:
+    """Make a layer one that has this rank's blocks alone; `is_whole` as in `SplitLayer.style`."""
+    dim = split.dim
     with on_all_ranks(mesh) as ranks:
         layer, order = _checked(module, mesh, order, dim)
         kind = f"{layer.block_size} blocks of [{layer.out_features}, {layer.in_features}]"
@@ -174,31 +171,21 @@ def _split(module: nn.Module, mesh: DeviceMesh, order: Tensor | None, dim: int) 
         ranks.equal("the layer", kind, "make it of the same sizes on every rank")
         ranks.equal("coords", layer.coords, "seed all ranks alike before the layer is made")
         ranks.equal("order", order, "compute it from the same pattern on all ranks")
-    count, block = layer.grid[dim], layer.block_size[dim]
     with torch.no_grad():
         for parameter in layer.parameters():
             dist.broadcast(parameter, ranks_of(mesh)[0], group=mesh.get_group())
-        own = order.chunk(mesh.size())[mesh.get_local_rank()]
-        place = torch.full((count,), -1, device=own.device)
-        place[own] = torch.arange(len(own), device=own.device)
-        coords = layer.coords.clone()
-        coords[dim] = place[coords[dim].long()].to(coords.dtype)
-        kept = (coords[dim] >= 0).nonzero().flatten()
-        coords = coords[:, kept]
-        rank_in_grid = coords[0].long() * layer.grid[1] + coords[1].long()
-        ascending = rank_in_grid.argsort()
-        weight = layer.weight.detach()[kept[ascending]].clone()
-        bias = layer.bias
-        if bias is not None and dim == 0:
-            bias = nn.Parameter(bias.detach().view(count, block)[own].flatten(), bias.requires_grad)
+    parts = {"coords": layer.coords, **{name: parameter.detach() for name, parameter in layer.named_parameters()}}
+    layer.__class__ = split
+    layer.style = {"mesh": mesh, "order": order, "is_whole": is_whole}
     grid = list(layer.grid)
-    grid[dim] = len(own)
+    grid[dim] = len(layer.own)
     layer.grid = (grid[0], grid[1])
-    setattr(layer, WORDS[dim][1], len(own) * block)
-    layer.coords = coords[:, ascending].contiguous()
-    layer.weight = nn.Parameter(weight, layer.weight.requires_grad)
-    layer.bias = bias
-    return layer, order
+    setattr(layer, WORDS[dim][1], grid[dim] * layer.block_size[dim])
+    share = layer.own_parts(parts)
+    layer.coords = share["coords"]
+    layer.weight = nn.Parameter(share["weight"], layer.weight.requires_grad)
+    if layer.bias is not None and dim == 0:
+        layer.bias = nn.Parameter(share["bias"], layer.bias.requires_grad)
 
 
 def _checked(module: nn.Module, mesh: DeviceMesh, order: Tensor | None, dim: int) -> tuple[Any, Tensor]:

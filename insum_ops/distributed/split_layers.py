@@ -22,6 +22,7 @@ from ..linear.remap import check_optimizer, holders
 from ..linear.sharded import held_weight, shards_of
 from .agreement import gathered_numbers, gathered_objects, on_all_ranks
 from .own_part import as_own_part
+from .placed import full
 
 __all__ = ["ByColumns", "ByRows", "SplitLayer"]
 
@@ -39,7 +40,11 @@ class WholeSizes:
 
 
 class SplitLayer(BlockSparseLinear):
-    """A layer that has this rank's blocks; `style` says of which mesh, in which order they were dealt out."""
+    """A layer that has this rank's blocks.
+
+    `style` says of which mesh, in which order they were dealt out, and whether the features of the side that is split
+    are whole on every rank all the same.
+    """
 
     style: dict[str, Any]
     dim = 0  # of the weight that is split
@@ -113,15 +118,17 @@ class SplitLayer(BlockSparseLinear):
     @property
     def whole_coords(self) -> Tensor:
         """This rank's blocks [2, blocks], by their places in the whole layer."""
-        coords = self.coords.clone()
-        coords[self.dim] = self.own[coords[self.dim].long()].to(coords.dtype)
-        return coords
+        return self._in_whole(self.coords)
+
+    def _in_whole(self, coords: Tensor) -> Tensor:
+        """Return the places in the whole layer of blocks of this rank's share [2, blocks]."""
+        placed = coords.clone()
+        placed[self.dim] = self.own[coords[self.dim].long()].to(coords.dtype)
+        return placed
 
     def _drawn_blocks(self, coords: Tensor, generator: torch.Generator | None) -> Tensor:
         """Return random blocks at `coords`, as the whole layer would draw them with this generator."""
-        placed = coords.clone()
-        placed[self.dim] = self.own[coords[self.dim].long()].to(coords.dtype)
-        grid, own = self.whole_grid, _flat(placed, self.whole_grid)
+        placed, grid = self._in_whole(coords), self.whole_grid
         all_coords = torch.cat(gathered_objects(placed.cpu(), self.style["mesh"]), 1).to(coords.device)
         all_coords = all_coords[:, _flat(all_coords, grid).argsort()]
         sizes = self._pattern_sizes
@@ -129,7 +136,7 @@ class SplitLayer(BlockSparseLinear):
         limits = bound.to(self.weight.dtype).view(-1, 1, 1).expand(-1, *self.block_size)
         is_inside = inside(all_coords, self.block_size, (sizes.out_features, sizes.in_features))
         drawn = uniform(limits, generator) * is_inside
-        return drawn[torch.searchsorted(_flat(all_coords, grid), own)]
+        return drawn[torch.searchsorted(_flat(all_coords, grid), _flat(placed, grid))]
 
     def whole_parts(self, values: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Return pattern, blocks and bias of all ranks as before the layer was split; or other values of each block."""
@@ -137,7 +144,7 @@ class SplitLayer(BlockSparseLinear):
         if values is None:
             values = {"weight": _whole_weight(self)}
             if self.bias is not None:
-                values["bias"] = _full(self.bias.detach())
+                values["bias"] = full(self.bias.detach())
         by_block = {name: value.cpu() for name, value in values.items() if name != "bias"}
         bias = values["bias"].cpu() if "bias" in values else None
         shares = gathered_objects((self.whole_coords.cpu(), by_block, bias), mesh)
@@ -235,11 +242,6 @@ def _whole_weight(layer: SplitLayer) -> Tensor:
     """Return all blocks of this rank, of which FSDP may have sharded the weight over others."""
     shards = shards_of(layer)
     return layer.weight.detach() if shards is None else shards.whole()
-
-
-def _full(tensor: Tensor) -> Tensor:
-    whole: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return whole
 
 
 def _flat(coords: Tensor, grid: Pair) -> Tensor:

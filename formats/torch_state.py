@@ -7,9 +7,9 @@ of its names are torch's own functions, which cost no call more than they do the
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ __all__ = [
     "PLAIN",
     "UNSAFE_IN_GRAPHS",
     "as_autocast",
+    "asked_once",
     "autocast_dtype",
     "current_device",
     "default_dtype",
@@ -93,6 +94,18 @@ is_functional = torch._is_functional_tensor  # by torch.func.functionalize
 uncompiled = _disable_dynamo  # what an operator runs: where a graph breaks at it, torch.compile would compile its parts
 
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def asked_once(function: Function) -> Function:
+    """Let a tracer that reads our code call a function, instead of reading it, and keep the answer for its graph.
+
+    `torch.compiler.assume_constant_result` marks it in the same way, and imports all of the tracer.
+    """
+    setattr(function, "_dynamo_marked_constant", True)  # noqa: B010 - no such attribute to a type checker
+    return function
+
+
 def is_compiling() -> bool:
     """Return whether torch.compile or torch.export traces the code.
 
@@ -133,16 +146,13 @@ def may_round_sums(dtype: torch.dtype) -> bool:
     return bool(allowed[0] if isinstance(allowed, tuple) else allowed)
 
 
+@asked_once  # torch's own function returns a word, which a tracer can't hold
 def uses_tensor_cores(dtype: torch.dtype) -> bool:
     """Return whether products are of half precision, or of float32 where torch may round to tf32.
 
     All other products are multiply-adds.
     """
     return dtype.itemsize == 2 or (dtype == torch.float32 and rounds_float32())
-
-
-# a tracer asks once and keeps the answer: torch's own function returns a word, which it can't hold
-setattr(uses_tensor_cores, "_dynamo_marked_constant", True)  # noqa: B010 - no such attribute to a type checker
 
 
 def is_forward_mode() -> bool:
@@ -184,22 +194,19 @@ def is_transformed() -> bool:
     return transforms() is not None or (forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled())
 
 
+@asked_once  # a compiled graph is guarded by what torch's transforms were
 def transform_kinds() -> str:
-    """Return what torch.func or forward mode does, as in "Vmap of Grad"; a tracer asks once and keeps the answer."""
+    """Return what torch.func or forward mode does, as in "Vmap of Grad"."""
     kinds = [interpreter.key().name for interpreter in functorch.get_interpreter_stack() or ()]
     if forward_ad._current_level >= 0 and "Jvp" not in kinds:
         kinds.append("Jvp")
     return " of ".join(kinds)
 
 
+@asked_once  # and by what its autocast was
 def may_change_operands() -> bool:
-    """Return whether autocast or a transform is active, on which a call's tensors depend; a tracer asks once."""
+    """Return whether autocast or a transform is active, on which a call's tensors depend."""
     return may_autocast() or transform_kinds() != ""
-
-
-# a compiled graph is guarded by what torch's autocast and transforms were
-for _constant in (transform_kinds, may_change_operands):
-    setattr(_constant, "_dynamo_marked_constant", True)  # noqa: B010 - no such attribute to a type checker
 
 
 def refuse_torchscript() -> NoReturn:

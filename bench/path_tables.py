@@ -19,7 +19,7 @@ import triton
 
 from insum_ops.equivariant import decomposition
 from insum_ops.equivariant.path_tables import PathTables
-from insum_ops.equivariant.tables import TableTerm
+from insum_ops.equivariant.table_terms import TableTerm
 from insum_ops.nn import FullyConnectedTensorProduct
 
 from .equivariant import natural
@@ -75,7 +75,7 @@ def _print_held(lmax: int, channels: int) -> None:
         times = []
         for is_held in (True, False):
             with held(is_held):
-                times.append(milliseconds(lambda others=others, name=name: tables.run(name, others, None, None)))
+                times.append(milliseconds(lambda others=others, name=name: tables.run(name, others)))
         print(f"{name} lmax {lmax} {channels:3} channels: held {times[0]:.4f}, by tables {times[1]:.4f}", flush=True)
 
 

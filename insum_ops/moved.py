@@ -9,7 +9,7 @@ from types import ModuleType
 __all__ = ["know_moved_modules"]
 
 MOVED = {  # below insum_ops
-    "equivariant.format_steps": "equivariant.format_term_statements",
+    "equivariant.format_steps": "equivariant.term_statements",
     "equivariant.kinds": "equivariant.species",
     "equivariant.node": "equivariant.product_function",
     "equivariant.pieces": "equivariant.weight_slices",
@@ -18,6 +18,7 @@ MOVED = {  # below insum_ops
     "equivariant.shared": "equivariant.shared_weights",
     "equivariant.singles": "equivariant.single_channel",
     "equivariant.steps": "equivariant.term_statements",
+    "equivariant.tables": "equivariant.table_terms",
     "equivariant.whole": "equivariant.in_place",
     "formats.along": "formats.regrouped_view",
     "formats.geometry": "formats.voxels.geometry",

@@ -15,7 +15,6 @@ wherever they lie, so that nothing has to be put in order before and after.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
@@ -24,23 +23,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..compiler import JointCall, outside_transforms, owned, planned, run_several, unbatch_gradients, wanted_gradients
+from ..compiler import JointCall, outside_transforms, planned, run_several
 from ..formats import ELL
 from ..formats.facts import ConstantTables
-from ..formats.torch_state import (
-    as_autocast,
-    autocast_dtype,
-    is_autocast_enabled,
-    is_compiling,
-    is_free,
-    is_grad_enabled,
-    is_watched,
-    may_autocast,
-    records_gradient,
-)
+from ..formats.torch_state import asked_once, is_compiling, is_free, is_grad_enabled, is_watched
 from ..functional import insum_pinned
 from ..lru_cache import LRUCache
 from .constants import Memory, cast_from
+from .contraction import Contractions, Rows, outside_autocast
 
 __all__ = ["ALL_APART", "APART", "MIXED", "UNWEIGHTED", "Channels", "statement"]
 
@@ -73,7 +63,7 @@ Sides = dict[tuple[str, str], Side]
 
 
 @dataclass(frozen=True)
-class Channels:
+class Channels(Contractions):
     """X, Y, W to Z, and any of the four from the others; or of three, without W."""
 
     CG: ELL  # [i, j, k, l], [i, j, k] without weights
@@ -113,6 +103,10 @@ class Channels:
                 own = fixed | {column: fixed_columns[column] for column in read}
                 yield (name, flat), Side(own, fact, LRUCache(NUMBERS_OF_ROWS))
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(LETTERS)[: len(self.along)]
+
     def __call__(
         self, tensors: Mapping[str, Tensor], SRC: Tensor | None, DST: Tensor | None, size: tuple[int, ...]
     ) -> Tensor:
@@ -120,48 +114,40 @@ class Channels:
 
         The caller has seen that `on` does not return None.
         """
-        device = tensors["X"].device
-        if (is_compiling() or may_autocast()) and is_autocast_enabled(device.type):
-            dtype = autocast_dtype(device.type)
-            tensors = {name: as_autocast(tensor, dtype) for name, tensor in tensors.items()}
-            with torch.autocast(device.type, enabled=False):
-                return self.contract("Z", tensors, SRC, DST, size)
-        return self.contract("Z", tensors, SRC, DST, size)
-
-    def contract(
-        self, name: str, tensors: Mapping[str, Tensor], SRC: Tensor | None, DST: Tensor | None, size: tuple[int, ...]
-    ) -> Tensor:
-        """Return the named one of Z, X, Y and W, contracted from the other three, with gradients of any order."""
-        if records_gradient(list(tensors.values())):
-            return _Contraction.apply(self, name, tuple(tensors), size, SRC, DST, *tensors.values())  # type: ignore[no-any-return]
-        return self.run(name, tensors, SRC, DST, size)
+        return outside_autocast(lambda operands: self.contract("Z", operands, None, (SRC, DST), size), tensors)
 
     def run(
-        self, name: str, tensors: Mapping[str, Tensor], SRC: Tensor | None, DST: Tensor | None, size: tuple[int, ...]
+        self, name: str, operands: Mapping[str, Tensor], seed: Tensor | None, rows: Rows, size: tuple[int, ...]
     ) -> Tensor:
         """Return what `contract` returns, without a graph. X and Z are flat where they have two dimensions."""
-        flat = "".join([one for one in "XZ" if len(size if one == name else tensors[one].shape) == 2])
-        side, operands = self.side_for(tensors, name, flat), _with_rows(tensors, SRC, DST)
+        SRC, DST = rows
+        flat = "".join([one for one in "XZ" if len(size if one == name else operands[one].shape) == 2])
+        side = self.side_for(operands, name, flat)
+        read = _with_rows(operands if seed is None else {**operands, name: seed}, rows)
         text = _statement(name, self.along, SRC is not None, DST is not None, flat)
         is_added = (name == "Z" and DST is not None) or (name == "X" and SRC is not None)
         memory = {} if is_compiling() else side.memory(size[0] if is_added else -1)
-        return insum_pinned(memory, text, side.fixed, size, side.fact, **operands)
+        return insum_pinned(memory, text, side.fixed, size, side.fact, **read)
 
-    def run_several(
-        self, names: Sequence[str], tensors: Mapping[str, Tensor], SRC: Tensor | None, DST: Tensor | None
-    ) -> list[Tensor]:
+    def gradients(self, wanted: Sequence[str], operands: Mapping[str, Tensor], rows: Rows) -> dict[str, Tensor]:
+        """Return the wanted tensors, several of them by one call where no graph is recorded."""
+        if len(wanted) > 1 and is_free() and not is_grad_enabled():
+            return dict(zip(wanted, self.run_several(wanted, operands, rows)))
+        return super().gradients(wanted, operands, rows)
+
+    def run_several(self, names: Sequence[str], tensors: Mapping[str, Tensor], rows: Rows) -> list[Tensor]:
         """Return several of Z, X, Y and W without a graph, each contracted from the other three of `tensors`.
 
         The one of a name in `tensors` gives the size of the result.
         """
-        flat, rows = "".join([one for one in "XZ" if tensors[one].dim() == 2]), (SRC is not None, DST is not None)
-        sides, operands = [self.side_for(tensors, name, flat) for name in names], _with_rows(tensors, SRC, DST)
+        flat, has_rows = "".join([one for one in "XZ" if tensors[one].dim() == 2]), [row is not None for row in rows]
+        sides, operands = [self.side_for(tensors, name, flat) for name in names], _with_rows(tensors, rows)
 
         def run(*_: Tensor) -> tuple[Tensor, ...]:
             calls = []
             for name, side in zip(names, sides):
                 read = {**{key: tensor for key, tensor in operands.items() if key != name}, **side.fixed}
-                text, size = _statement(name, self.along, *rows, flat), tuple(tensors[name].shape)
+                text, size = _statement(name, self.along, *has_rows, flat), tuple(tensors[name].shape)
                 calls.append(JointCall(text, ",".join(read), size, list(read.values()), side.fact))
             return tuple(run_several(calls))
 
@@ -176,48 +162,9 @@ class Channels:
         return sides[name, flat]
 
 
-def _with_rows(tensors: Mapping[str, Tensor], SRC: Tensor | None, DST: Tensor | None) -> dict[str, Tensor]:
+def _with_rows(tensors: Mapping[str, Tensor], rows: Rows) -> dict[str, Tensor]:
     """Return the tensors of a statement, with those that name rows."""
-    rows = {"SRC": SRC, "DST": DST}
-    return {**tensors, **{name: index for name, index in rows.items() if index is not None}}
-
-
-class _Contraction(torch.autograd.Function):
-    """One of the four tensors, contracted from the others. Its gradients are such contractions too."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        channels: Channels,
-        target: str,
-        names: tuple[str, ...],
-        size: tuple[int, ...],
-        SRC: Tensor | None,
-        DST: Tensor | None,
-        *tensors: Tensor,
-    ) -> Tensor:
-        ctx.save_for_backward(SRC, DST, *tensors)
-        ctx.rest = channels, target, names
-        return owned(channels.run(target, dict(zip(names, tensors)), SRC, DST, size))
-
-    @staticmethod
-    @unbatch_gradients
-    def backward(ctx: Any, upstream: Tensor) -> Any:
-        SRC, DST, *tensors = ctx.saved_tensors
-        channels, target, names = ctx.rest
-        operands = {target: upstream, **dict(zip(names, tensors))}
-        grads: dict[str, Tensor] = {}
-        wanted = [name for name, is_wanted in zip(names, wanted_gradients(ctx)[6:]) if is_wanted]
-        # backward computes in the dtypes of forward, whatever autocast says where it is called
-        is_cast = not is_compiling() and may_autocast()
-        with torch.autocast(upstream.device.type, enabled=False) if is_cast else nullcontext():
-            if len(wanted) > 1 and is_free() and not is_grad_enabled():
-                grads.update(zip(wanted, channels.run_several(wanted, operands, SRC, DST)))
-            for name in wanted:
-                if name not in grads:
-                    others = {other: operands[other] for other in LETTERS if other != name and other in operands}
-                    grads[name] = channels.contract(name, others, SRC, DST, tuple(operands[name].shape))
-        return None, None, None, None, None, None, *[grads.get(name) for name in names]
+    return {**tensors, **{name: index for name, index in zip(("SRC", "DST"), rows) if index is not None}}
 
 
 @cache
@@ -244,9 +191,6 @@ def statement(target: str, along: Along, is_gathered: bool, is_scattered: bool, 
     return f"{accesses[target]} += CGV[{row_letter},r] * {others}"
 
 
+@asked_once  # a tracer does not look into an lru_cache
 def _statement(*key: Any) -> str:
     return statement(*key)
-
-
-# a tracer calls it once and keeps what it returns: it does not look into an lru_cache
-setattr(_statement, "_dynamo_marked_constant", True)  # noqa: B010 - no such attribute to a type checker

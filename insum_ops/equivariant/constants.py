@@ -11,10 +11,9 @@ from torch import Tensor
 from ..compiler import outside_transforms
 from ..formats import ELL
 from ..formats.guard import may_keep
+from ..formats.torch_state import HALF
 
 __all__ = ["Constants", "Memory", "cast_from", "format_on"]
-
-HALF = (torch.float16, torch.bfloat16)
 
 
 class Memory(dict[Any, Any]):

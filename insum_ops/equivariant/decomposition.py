@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from itertools import accumulate, chain, groupby
 from math import gcd, prod
 from typing import Any, NamedTuple
@@ -12,29 +12,27 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..compiler import ON_CHIP_EXTENT, followed, outside_transforms
+from ..compiler import ON_CHIP_EXTENT, followed, has_kernels, outside_transforms
 from ..formats import GroupCOO
 from ..formats.torch_state import is_compiling, is_grad_enabled, is_transformed, is_watched
 from ..functional import insum
 from ..lru_cache import LRUCache
 from .choice import fastest_way
 from .clebsch_gordan import Irreps
-from .constants import Constants
 from .in_place import SCATTER
 from .paths import Instruction
 from .product_function import evaluate_product
-from .shared_weights import SharedTerm, shared_term
-from .single_channel import SingleTerm, with_single_channels
-from .slots import Slots, check_layout, flat_slots, gather, make_order, make_slots
+from .shared_weights import shared_term
+from .single_channel import with_single_channels
+from .slots import Slots, check_layout, flat_slots, make_order, make_slots
 from .sparse_scalars import ScalarTerm, scalar_term
-from .species import SpeciesTerm, species_term
-from .tables import ColumnTerm, TableTerm, by_column, has_tables_on, with_tables
-from .terms import ChannelTerm, Key, PathTerm, channel_term, path_key, path_term
-from .weight_slices import WeightSlice, slices_of
+from .species import species_term
+from .table_terms import ColumnTerm, TableTerm, by_column, with_tables
+from .terms import ChannelTerm, Key, channel_term, path_key, path_term
+from .weight_slices import Term, Terms
 
 __all__ = ["Decomposition", "decompose", "takes_one_hot"]
 
-Term = PathTerm | TableTerm | ColumnTerm | SingleTerm | SharedTerm | SpeciesTerm
 LAYOUTS = 64  # of a product's tensors that are kept, each with a plan for every statement and its gradients
 MOST_COMPONENTS = ON_CHIP_EXTENT  # of a slot that paths scatter into: as many as one program holds on chip
 
@@ -70,43 +68,6 @@ WIDEST = max(2 * row.lmax + 1 for row in MEASURED_COLUMNS if row.lmax not in SLO
 WAYS = {True: "columns, coefficients held", False: "columns, tables in memory"}
 IN_ORDER = "columns in order"
 LEAST_CHANNELS = 4  # shorter common pieces of unequal multiplicities make too long a table
-
-
-@dataclass(frozen=True)
-class Terms:
-    """Statements by path, and how the flat weights are handed out to them."""
-
-    terms: tuple[Term, ...]
-    order: Constants | None  # weights put in the order of the terms; None: they are
-
-    def parts(self, weight: Tensor | None) -> list[Tensor] | list[None]:
-        """Return each term's part of the flat weights, recorded for autograd."""
-        if weight is None:
-            return [None] * len(self.terms)
-        if self.order is not None:
-            order = self.order.on(weight.device)
-            if weight.dim() == 1:
-                weight = weight.index_select(0, order["columns"])
-            else:
-                weight = gather(weight, order["columns"], order["inverse"])
-        if len(self.terms) == 1:
-            return [weight]
-        return list(weight.split([term.weight_numel for term in self.terms], -1))
-
-    @cached_property  # asked for by those alone who may keep it
-    def weight_slices(self) -> dict[bool, tuple[bool, list[WeightSlice]]]:
-        """Return the `slices_of` these terms by whether paths of one kind may share a statement."""
-        order = None if self.order is None else self.order.tensors["columns"]
-        with torch.device("cpu"), outside_transforms():
-            return {is_merged: slices_of(self.terms, order, is_merged) for is_merged in (False, True)}
-
-    def ordered(self, weight: Tensor) -> Tensor:
-        """Return weights in the order of the terms. No graph is recorded."""
-        return weight if self.order is None else weight.index_select(-1, self.order.on(weight.device)["columns"])
-
-    def unordered(self, dW: Tensor) -> Tensor:
-        """Return a gradient of ordered weights in the order of the flat weights; the inverse of `ordered`."""
-        return dW if self.order is None else dW.index_select(-1, self.order.on(dW.device)["inverse"])
 
 
 @dataclass(frozen=True)
@@ -155,7 +116,7 @@ class Decomposition:
 
     def takes(self, x: Tensor, y: Tensor, weight: Tensor | None) -> bool:
         """Whether a decomposition over columns can run: a kernel, weights for each sample, and no gradients wanted."""
-        if weight is None or weight.dim() != 2 or y.dim() != 2 or is_transformed() or not has_tables_on(x.device):
+        if weight is None or weight.dim() != 2 or y.dim() != 2 or is_transformed() or not has_kernels(x.device):
             return False
         (term,) = self.each.terms
         assert isinstance(term, ColumnTerm)

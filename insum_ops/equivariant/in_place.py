@@ -7,33 +7,22 @@ part of the weights' gradient in place.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .slots import Slots
 from .term_statements import Parts, Statement, Step, run
-from .weight_slices import WeightSlice
+from .weight_slices import Terms, WeightSlice
 
-__all__ = ["SCATTER", "InPlaceProduct", "Work", "writes_parts"]
+__all__ = ["SCATTER", "InPlaceProduct", "writes_parts"]
 
 LARGEST = 2**31  # bytes: kernels for smaller tensors can not address parts of a larger one
 # [are slots flat]; by an int where it is traced, since not every tracer takes a bool for an index
 SCATTER = tuple(Statement(f"Z[DST[b],{c}] += M[b,{c}]", (("M", 0), ("DST", 1)), {}) for c in ("i,w", "c"))
 GATHER = Statement("dM[b,i,w] += dZ[DST[b],i,w]", (("dZ", 0), ("DST", 1)), {})
-
-
-class Work(Protocol):
-    """Terms, with the slices of the flat weights that they read."""
-
-    @property
-    def weight_slices(self) -> Mapping[bool, tuple[bool, Sequence[WeightSlice]]]: ...
-
-    def ordered(self, weight: Tensor) -> Tensor: ...
-
-    def unordered(self, dW: Tensor) -> Tensor: ...
 
 
 class InPlaceProduct:
@@ -42,7 +31,7 @@ class InPlaceProduct:
     def __init__(
         self,
         slots: tuple[Slots, Slots, Slots],
-        work: Work,
+        work: Terms,
         steps: Sequence[Step],
         inputs: Sequence[Any],  # x, y, weight, src, dst
         num_rows: int,

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,15 +21,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..compiler import LARGEST_TILE, LEAST_TILE, device_of, owned, power_of_two, unbatch_gradients, wanted_gradients
+from ..compiler import LARGEST_TILE, LEAST_TILE, device_of, power_of_two
 from ..formats.facts import ConstantTables, Fact, OwnedRows
 from ..formats.guard import may_keep
-from ..formats.torch_state import is_compiling, is_watched, may_autocast, records_gradient
+from ..formats.torch_state import asked_once, is_watched
 from ..functional import insum, insum_pinned
 from ..lru_cache import LRUCache
 from .channels import Channels
 from .choice import fastest_way
 from .constants import Constants, Memory, cast_from
+from .contraction import NO_ROWS, Contractions, Rows
 
 __all__ = [
     "HELD_PARTS",
@@ -43,7 +43,6 @@ __all__ = [
     "PathTables",
     "Side",
     "Tables",
-    "contract",
     "held_bytes",
     "held_texts",
     "padding",
@@ -137,12 +136,10 @@ def held_bytes(u: int, w: int, dtype: torch.dtype) -> int:
     return power_of_two(u) * power_of_two(w) * max(dtype.itemsize, torch.float32.itemsize)
 
 
+@asked_once
 def _register_bytes(device: torch.device) -> int:
-    """Return the bytes in all registers of a multiprocessor; a tracer asks once and keeps the answer."""
+    """Return the bytes in all registers of a multiprocessor."""
     return device_of(device).register_bytes
-
-
-setattr(_register_bytes, "_dynamo_marked_constant", True)  # noqa: B010 - no such attribute to a type checker
 
 
 class Texts(NamedTuple):
@@ -267,7 +264,7 @@ class InMemory(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PathTables:
+class PathTables(Contractions):
     """Coefficients in memory, one by one, or both."""
 
     in_memory: InMemory | None  # None: kernels that hold them make all four
@@ -313,18 +310,35 @@ class PathTables:
         what = name, self.known.CG.nnz, self.shapes["W"], SRC is not None
         return fastest_way(self.choices, what, ways, run, operands) == HELD
 
-    def run(self, name: str, operands: Mapping[str, Tensor], seed: Tensor | None, SRC: Tensor | None) -> Tensor:
+    @property
+    def names(self) -> tuple[str, ...]:
+        return NAMES
+
+    def run(
+        self,
+        name: str,
+        operands: Mapping[str, Tensor],
+        seed: Tensor | None = None,
+        rows: Rows = NO_ROWS,
+        size: tuple[int, ...] = (),
+    ) -> Tensor:
         """Return the named one of Z, X, Y and W, contracted from the others and added to `seed`, without a graph.
 
-        SRC says which row of X each b reads, where X is an operand.
+        `rows` says which row of X each b reads, where X is an operand. The size follows from the tables.
         """
-        first = next(iter(operands.values()))
+        first, SRC = next(iter(operands.values())), rows[0]
         self.prepare(first.device, first.dtype)
         is_held = self.takes_held(name, operands, SRC)
         if is_held:
             assert self.known is not None
             is_held = self.known.on(first.device, first.dtype) is not None
         return self._made(is_held, name, operands, seed, SRC)
+
+    def gradient(self, name: str, others: Mapping[str, Tensor], rows: Rows, size: tuple[int, ...]) -> Tensor:
+        """Return the named one of the four; of X, where rows of it were gathered, a row for each b is added up."""
+        if name != "X" or rows[0] is None:
+            return self.contract(name, others, None, rows, size)
+        return insum(TEXTS.dX, SRC=rows[0], D=self.contract("X", others), size=size)
 
     def _made(
         self,
@@ -339,7 +353,7 @@ class PathTables:
         size = (len(operands["W"] if name == "Y" else operands["Y"]), *self.shapes[name])
         if is_held:
             assert self.known is not None
-            return self.known.run(name, operands if seed is None else {**operands, name: seed}, SRC, None, size)
+            return self.known.run(name, operands, seed, (SRC, None), size)
         assert self.in_memory is not None
         if name == "X":
             Z, Y, W = operands["Z"], operands["Y"], operands["W"]
@@ -353,56 +367,3 @@ class PathTables:
         if SRC is not None:
             moving["SRC"] = SRC
         return insum_pinned(memory, (TEXTS.dY if name == "Y" else TEXTS.dW)[at], fixed, size, **moving)
-
-
-def contract(
-    tables: PathTables,
-    name: str,
-    operands: Mapping[str, Tensor],  # the other three, in the order of NAMES
-    seed: Tensor | None = None,  # what it is added to
-    SRC: Tensor | None = None,
-) -> Tensor:
-    """Return the named one of Z, X, Y and W, contracted from the others, with gradients of any order."""
-    if records_gradient([*operands.values()] if seed is None else [*operands.values(), seed]):
-        return _Contraction.apply(tables, name, tuple(operands), SRC, seed, *operands.values())  # type: ignore[no-any-return]
-    return tables.run(name, operands, seed, SRC)
-
-
-class _Contraction(torch.autograd.Function):
-    """One of the four tensors, contracted from the others. Its gradients are such contractions too."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        tables: PathTables,
-        name: str,
-        names: tuple[str, ...],
-        SRC: Tensor | None,
-        seed: Tensor | None,
-        *tensors: Tensor,
-    ) -> Tensor:
-        ctx.save_for_backward(SRC, *tensors)
-        ctx.rest = tables, name, names
-        return owned(tables.run(name, dict(zip(names, tensors)), seed, SRC))
-
-    @staticmethod
-    @unbatch_gradients
-    def backward(ctx: Any, upstream: Tensor) -> Any:
-        SRC, *tensors = ctx.saved_tensors
-        tables, target, names = ctx.rest
-        wants_seed, *wanted = wanted_gradients(ctx)[4:]
-        operands: dict[str, Tensor] = {target: upstream, **dict(zip(names, tensors))}
-        grads: list[Tensor | None] = []
-        # backward computes in the dtypes of forward, whatever autocast says where it is called
-        is_cast = not is_compiling() and may_autocast()
-        with torch.autocast(upstream.device.type, enabled=False) if is_cast else nullcontext():
-            for name, is_wanted in zip(names, wanted):
-                others = {other: operands[other] for other in NAMES if other != name}  # in the order of NAMES
-                if not is_wanted:
-                    grads.append(None)
-                elif name == "X" and SRC is not None:
-                    rows = contract(tables, "X", others)
-                    grads.append(insum(TEXTS.dX, SRC=SRC, D=rows, size=operands["X"].shape))
-                else:
-                    grads.append(contract(tables, name, others, None, SRC))
-        return None, None, None, None, upstream if wants_seed else None, *grads

@@ -17,6 +17,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from ..compiler import (
     direct_apply,
+    has_kernels,
     keep_learning,
     outside_transforms,
     owned,
@@ -25,14 +26,14 @@ from ..compiler import (
     replayed,
 )
 from ..formats.torch_state import is_free, is_grad_enabled, may_autocast, wants_gradient
-from .format_term_statements import shared_step, single_step
-from .in_place import InPlaceProduct, Work, writes_parts
+from .in_place import InPlaceProduct, writes_parts
 from .shared_weights import SharedTerm
 from .single_channel import SingleTerm
 from .slots import Slots
-from .tables import ColumnTerm, TableTerm
-from .term_statements import Step, column_step, path_step, table_step
+from .table_terms import ColumnTerm, TableTerm
+from .term_statements import Step, column_step, path_step, shared_step, single_step, table_step
 from .terms import PathTerm
+from .weight_slices import Terms
 
 __all__ = ["evaluate_product"]
 
@@ -46,7 +47,7 @@ class Composition(Protocol):
     @property
     def memory(self) -> dict[Any, Any]: ...
 
-    def work(self, weight: Tensor | None) -> Work: ...
+    def work(self, weight: Tensor | None) -> Terms: ...
 
     def prepare(self, weight: Tensor | None, device: torch.device, dtype: torch.dtype) -> None: ...
 
@@ -187,11 +188,11 @@ def _step(term: object, x: Tensor, weight: Tensor | None, is_gathered: bool) -> 
     if isinstance(term, ColumnTerm):
         return column_step(term, x, is_gathered)
     if isinstance(term, TableTerm):
-        if weight is not None and weight.dim() == 2 and term.runs_on(x.device):
+        if weight is not None and weight.dim() == 2 and has_kernels(x.device):
             return table_step(term, x, is_gathered)
         term = term.plain
     if isinstance(term, SingleTerm):
-        if weight is not None and weight.dim() == 2 and term.runs_on(x.device):
+        if weight is not None and weight.dim() == 2 and has_kernels(x.device):
             return None if is_gathered else single_step(term, x)
         term = term.plain
     if isinstance(term, SharedTerm):

@@ -93,7 +93,7 @@ class Pairs:
         def run(way: str) -> Mapping[str, Tensor | None]:
             if way == HELD:
                 assert self.held is not None
-                return dict(zip(names, self.held.run_several(names, tensors, SRC, None)))
+                return dict(zip(names, self.held.run_several(names, tensors, (SRC, None))))
             dense = _with_rows({"X": self.in_order(X), "Y": Y}, SRC)
             needs_grad = (False, *wanted, False)[: 1 + len(dense)]
             CG: Any = self.on(X.device, X.dtype)

@@ -40,9 +40,6 @@ class SingleTerm(WithFallback):
         """The shape (paths, u, w) of one sample's weights."""
         return self.num_paths, *self.plain.weight_shape[::2]
 
-    def runs_on(self, device: torch.device) -> bool:
-        return has_kernels(device)
-
     def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
         self.plain.prepare(device, dtype)
         self.product.on(device, dtype)
@@ -56,7 +53,7 @@ class SingleTerm(WithFallback):
         size: tuple[int, ...],  # of Z
         SRC: Tensor | None,  # [b]
     ) -> Tensor:
-        if W is None or W.dim() != 2 or Y.dim() != 2 or is_transformed() or not self.runs_on(X.device):
+        if W is None or W.dim() != 2 or Y.dim() != 2 or is_transformed() or not has_kernels(X.device):
             return self.plain(X, Y, W, Z, size, SRC)
         X = gathered(X.unsqueeze(2) if X.dim() == 2 else X, SRC, size[0])
         return self.product({"X": X, "Y": Y, "W": W.view(len(W), *self.weight_shape)}, Z, size)

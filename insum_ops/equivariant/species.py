@@ -21,13 +21,14 @@ import torch
 from torch import Tensor
 
 from ..compiler import device_of
+from ..formats.torch_state import asked_once
 from .clebsch_gordan import Irreps, read_irreps
 from .constants import Constants
 from .multilinear import Multilinear
 from .paths import Instruction
 from .slots import Slots, make_slots
 from .sparse_scalars import scalar_coefficients
-from .tables import TableTerm, with_tables
+from .table_terms import TableTerm, with_tables
 from .terms import Key, WithFallback, gathered, path_term
 
 __all__ = ["SpeciesTerm", "species_term"]
@@ -132,12 +133,10 @@ def _moving_pays(fused: int, with_matrices: int, matrices: int, device: torch.de
     return with_matrices + matrices * _products_per_move(device) < fused
 
 
+@asked_once
 def _products_per_move(device: torch.device) -> float:
-    """Return the products of a device while it writes and reads a number; a tracer asks once and keeps the answer."""
+    """Return the products of a device while it writes and reads a number."""
     return 2 * device_of(device).products_per_number(torch.float32.itemsize)
-
-
-setattr(_products_per_move, "_dynamo_marked_constant", True)  # noqa: B010 - no such attribute to a type checker
 
 
 def _per_sample_term(

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..compiler import MOST_ENTRIES, has_kernels
 from ..formats import ELL, GroupCOO
-from ..formats.torch_state import autocast_dtype, is_autocast_enabled, is_transformed
+from ..formats.torch_state import asked_once, autocast_dtype, is_autocast_enabled, is_transformed
 from ..functional import insum
 from .channels import ALL_APART, APART, Channels
 from .clebsch_gordan import Irreps, clebsch_gordan
@@ -302,14 +302,11 @@ def channel_term(paths: Sequence[Instruction], irreps: Sequence[Irreps], slots: 
     return ChannelTerm(CG, width, has_u, is_weighted, channels)
 
 
+@asked_once  # a tracer does not look into an lru_cache
 def _path_statement(*key: Any) -> str:
     return path_statement(*key)
 
 
+@asked_once
 def _channel_statement(*key: Any) -> str:
     return channel_statement(*key)
-
-
-# a tracer calls these once and keeps what they return: it does not look into an lru_cache
-for _constant in (_path_statement, _channel_statement):
-    setattr(_constant, "_dynamo_marked_constant", True)  # noqa: B010 - no such attribute to a type checker

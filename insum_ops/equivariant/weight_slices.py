@@ -1,4 +1,4 @@
-"""Slices of the flat weights that the statements of a tensor product read in place.
+"""Terms of a tensor product, and the slices of the flat weights that their statements read in place.
 
 Paths of one kind whose weights lie equally far apart share a statement: W[b,p,u,w] with a longer step from p to p.
 """
@@ -6,18 +6,26 @@ Paths of one kind whose weights lie equally far apart share a statement: W[b,p,u
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate, groupby
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..compiler import outside_transforms
 from .constants import Constants
-from .tables import with_held_coefficients
+from .shared_weights import SharedTerm
+from .single_channel import SingleTerm
+from .slots import gather
+from .species import SpeciesTerm
+from .table_terms import ColumnTerm, TableTerm, with_held_coefficients
 from .terms import PathTerm
 
-__all__ = ["WeightSlice", "slices_of"]
+__all__ = ["Term", "Terms", "WeightSlice"]
+
+Term = PathTerm | TableTerm | ColumnTerm | SingleTerm | SharedTerm | SpeciesTerm
 
 
 class WeightSlice(NamedTuple):
@@ -33,6 +41,43 @@ class WeightSlice(NamedTuple):
 
 
 Piece = WeightSlice  # as pickles of version 0.1.0 call it
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Statements by path, and how the flat weights are handed out to them."""
+
+    terms: tuple[Term, ...]
+    order: Constants | None  # weights put in the order of the terms; None: they are
+
+    def parts(self, weight: Tensor | None) -> list[Tensor] | list[None]:
+        """Return each term's part of the flat weights, recorded for autograd."""
+        if weight is None:
+            return [None] * len(self.terms)
+        if self.order is not None:
+            order = self.order.on(weight.device)
+            if weight.dim() == 1:
+                weight = weight.index_select(0, order["columns"])
+            else:
+                weight = gather(weight, order["columns"], order["inverse"])
+        if len(self.terms) == 1:
+            return [weight]
+        return list(weight.split([term.weight_numel for term in self.terms], -1))
+
+    @cached_property  # asked for by those alone who may keep it
+    def weight_slices(self) -> dict[bool, tuple[bool, list[WeightSlice]]]:
+        """Return the `slices_of` these terms by whether paths of one kind may share a statement."""
+        order = None if self.order is None else self.order.tensors["columns"]
+        with torch.device("cpu"), outside_transforms():
+            return {is_merged: slices_of(self.terms, order, is_merged) for is_merged in (False, True)}
+
+    def ordered(self, weight: Tensor) -> Tensor:
+        """Return weights in the order of the terms. No graph is recorded."""
+        return weight if self.order is None else weight.index_select(-1, self.order.on(weight.device)["columns"])
+
+    def unordered(self, dW: Tensor) -> Tensor:
+        """Return a gradient of ordered weights in the order of the flat weights; the inverse of `ordered`."""
+        return dW if self.order is None else dW.index_select(-1, self.order.on(dW.device)["inverse"])
 
 
 def slices_of(terms: Sequence[Any], order: Tensor | None, is_merged: bool) -> tuple[bool, list[WeightSlice]]:

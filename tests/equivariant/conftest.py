@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from insum_ops.equivariant import layers, path_tables, tables
+from insum_ops.equivariant import layers, path_tables, table_terms
 from insum_ops.equivariant.decomposition import decompose
 
 
@@ -28,4 +28,4 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels read coefficients from tables, none has them in its source."""
     for name in path_tables.HELD_PARTS:
         monkeypatch.setitem(path_tables.HELD_PARTS, name, 0)
-    monkeypatch.setattr(tables, "LARGEST_TILE", 0)
+    monkeypatch.setattr(table_terms, "LARGEST_TILE", 0)

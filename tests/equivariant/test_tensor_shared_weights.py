@@ -17,7 +17,7 @@ from tolerances import assert_matches, assert_within, bound  # noqa: E402
 from insum_ops import explain  # noqa: E402
 from insum_ops.compiler.planning.device import H200, described_as  # noqa: E402
 from insum_ops.equivariant import species as kinds  # noqa: E402
-from insum_ops.equivariant import tables  # noqa: E402
+from insum_ops.equivariant import table_terms  # noqa: E402
 from insum_ops.equivariant.shared_weights import SharedTerm  # noqa: E402
 from insum_ops.equivariant.species import SpeciesTerm  # noqa: E402
 from insum_ops.formats import GroupCOO  # noqa: E402
@@ -166,8 +166,8 @@ def test_edges(name):
 def test_samples_are_taken_in_parts_where_their_matrices_would_fill_the_memory(has_edges, monkeypatch):
     ours = FullyConnectedTensorProduct("12x0e + 12x1o + 3x0e + 12x2e", *MATRICES[1:], internal_weights=False)
     calls = []
-    one = tables.TableTerm.__call__
-    monkeypatch.setattr(tables.TableTerm, "__call__", lambda *given: calls.append(len(given[2])) or one(*given))
+    one = table_terms.TableTerm.__call__
+    monkeypatch.setattr(table_terms.TableTerm, "__call__", lambda *given: calls.append(len(given[2])) or one(*given))
     monkeypatch.setattr(kinds, "MOST_BYTES", 2 * 3 * 12 * 12 * 4)
     tensors = operands(ours, 5)
     wide = doubles(tensors)
@@ -280,7 +280,7 @@ def test_gradients_of_long_sums_are_stored_or_dots():
     irreps = "8x0e + 8x1e + 8x2e + 8x3o"
     (term,) = terms_of(FullyConnectedTensorProduct(irreps, irreps, irreps, internal_weights=False))
     assert isinstance(term, SharedTerm)
-    forms = term.mixed.on(torch.device("cpu"), torch.float32)
+    forms = term.mixed.on(torch.device("cpu"), torch.float32).forms
     rows, batch = forms["T"].shape[1], 10_000
     T, Z, W = torch.empty(batch, rows, 64), torch.empty(batch, 16, 8), torch.empty(24, 64, 8)
     A = "A[i,r,l]"

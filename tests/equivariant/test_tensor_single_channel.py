@@ -13,7 +13,7 @@ from tolerances import assert_matches
 
 from insum_ops import explain
 from insum_ops.equivariant.single_channel import SingleTerm
-from insum_ops.equivariant.tables import TableTerm
+from insum_ops.equivariant.table_terms import TableTerm
 from insum_ops.nn import FullyConnectedTensorProduct
 
 pytestmark = pytest.mark.every_route

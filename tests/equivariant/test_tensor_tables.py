@@ -23,7 +23,7 @@ from insum_ops.equivariant import path_tables  # noqa: E402
 from insum_ops.equivariant.decomposition import decompose  # noqa: E402
 from insum_ops.equivariant.path_tables import PathTables  # noqa: E402
 from insum_ops.equivariant.slots import Slots  # noqa: E402
-from insum_ops.equivariant.tables import TableTerm  # noqa: E402
+from insum_ops.equivariant.table_terms import TableTerm  # noqa: E402
 from insum_ops.nn import FullyConnectedTensorProduct, TensorProduct  # noqa: E402
 
 SHORT = ("12x0e + 12x1o", "0e + 1o", "12x1o + 16x0o + 12x0e")  # an output block that nothing leads to

@@ -14,30 +14,19 @@ from torch import Tensor
 
 from ..compiler import LARGEST_TILE, MOST_ENTRIES, SHORT, has_kernels, power_of_two
 from ..formats import ELL
-from ..formats.torch_state import (
-    as_autocast,
-    autocast_dtype,
-    is_autocast_enabled,
-    is_compiling,
-    is_transformed,
-    may_autocast,
-)
+from ..formats.torch_state import is_transformed
 from .channels import MIXED, Channels
 from .clebsch_gordan import Irreps
 from .constants import Constants
-from .path_tables import InMemory, PathTables, Side, Tables, contract, held_texts, product_texts
+from .contraction import outside_autocast
+from .path_tables import InMemory, PathTables, Side, Tables, held_texts, product_texts
 from .paths import Instruction
 from .slots import Slots
 from .terms import PathTerm, WithFallback, coefficients
 
-__all__ = ["ColumnTerm", "TableTerm", "by_column", "has_tables_on", "with_held_coefficients", "with_tables"]
+__all__ = ["ColumnTerm", "TableTerm", "by_column", "with_held_coefficients", "with_tables"]
 
 LEAST_ROWS = 4  # of a dot that is worth it
-
-
-def has_tables_on(device: torch.device) -> bool:
-    """Whether terms use tables on a device: kernels read them, torch operations do better without."""
-    return has_kernels(device)
 
 
 class Tabled(WithFallback):
@@ -48,14 +37,8 @@ class Tabled(WithFallback):
 
     def run(self, X: Tensor, Y: Tensor, W: Tensor, Z: Tensor | None, SRC: Tensor | None) -> Tensor:
         W = W.view(len(W), self.plain.num_paths, *self.plain.weight_shape[::2])
-        kind = X.device.type
-        if (is_compiling() or may_autocast()) and is_autocast_enabled(kind):
-            dtype = autocast_dtype(kind)
-            X, Y, W = as_autocast(X, dtype), as_autocast(Y, dtype), as_autocast(W, dtype)
-            seed = None if Z is None else as_autocast(Z, dtype)
-            with torch.autocast(kind, enabled=False):
-                return self.product(X, Y, W, seed, SRC)
-        return self.product(X, Y, W, Z, SRC)
+        product = lambda given: self.product(given["X"], given["Y"], given["W"], given.get("Z"), SRC)
+        return outside_autocast(product, {"X": X, "Y": Y, "W": W, **({} if Z is None else {"Z": Z})})
 
 
 @dataclass(frozen=True)
@@ -64,15 +47,12 @@ class TableTerm(Tabled):
 
     tables: PathTables
 
-    def runs_on(self, device: torch.device) -> bool:
-        return has_tables_on(device)
-
     def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
         self.plain.prepare(device, dtype)
         self.tables.prepare(device, dtype)
 
     def product(self, X: Tensor, Y: Tensor, W: Tensor, Z: Tensor | None, SRC: Tensor | None) -> Tensor:
-        return contract(self.tables, "Z", {"X": X, "Y": Y, "W": W}, Z, SRC)
+        return self.tables.contract("Z", {"X": X, "Y": Y, "W": W}, Z, (SRC, None))
 
     def __call__(
         self,
@@ -83,7 +63,7 @@ class TableTerm(Tabled):
         size: tuple[int, ...],  # of Z
         SRC: Tensor | None,  # [b]
     ) -> Tensor:
-        if W is None or W.dim() != 2 or Y.dim() != 2 or is_transformed() or not self.runs_on(X.device):
+        if W is None or W.dim() != 2 or Y.dim() != 2 or is_transformed() or not has_kernels(X.device):
             return self.plain(X, Y, W, Z, size, SRC)
         if not self.tables.is_on(X.device, X.dtype):
             return self.plain(X, Y, W, Z, size, SRC)

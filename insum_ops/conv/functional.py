@@ -47,10 +47,10 @@ from ..functional import dtensor_without_rules, insum, on_refusal
 from . import forms as forms
 from .choice import Way, may_choose, way_of, way_of_sums
 from .operands import groups_by_tap, maps, neighbours, operands_of
-from .operators import OVER, PLANS, Backward, implement, traced_convolution
+from .operators import OVER, PLANS, Backward, traced_convolution
 from .weight_views import IN_GROUPS, ONE_BY_ONE, channel_kind, statement_weight
 
-__all__ = ["convolve", "sparse_conv3d"]
+__all__ = ["convolution_gradients", "convolve", "gradient_call", "planned_convolution", "sparse_conv3d"]
 
 
 def sparse_conv3d(
@@ -105,7 +105,7 @@ def convolve(
     else:
         if isinstance(kernel_map, MapParts):  # a graph has ended between the map and its use
             kernel_map = from_parts(kernel_map)
-        run = _convolve if type(features) in PLAIN and type(weight) in PLAIN else _as_operator
+        run = planned_convolution if type(features) in PLAIN and type(weight) in PLAIN else _as_operator
         if not may_autocast():
             return run(features, weight, bias, kernel_map, groups)
     device = features.device.type
@@ -172,7 +172,7 @@ def _as_operator(features: Tensor, weight: Tensor, bias: Tensor | None, kernel_m
     return traced_convolution(features, weight, bias, parts_of(kernel_map), groups)
 
 
-def _convolve(
+def planned_convolution(
     features: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -284,14 +284,14 @@ def _prepare(features: Tensor, weight: Tensor, kernel_map: KernelMap, groups: in
 
 
 def _plans(ctx: Any, saved: tuple[Tensor, Tensor], dOut: Tensor) -> Any:
-    ctx.call = call = _gradient_call(Backward(dOut, *saved, ctx.needs_input_grad[1:3], *ctx.over))
+    ctx.call = call = gradient_call(Backward(dOut, *saved, ctx.needs_input_grad[1:3], *ctx.over))
     return PLANS, (*call.key, ctx.bias_dtype), (*saved, *call.tensors), True, None
 
 
 def _planned_gradients(
     ctx: Any, wanted: tuple[bool, ...], dOut: Tensor, features: Tensor, weight: Tensor, *_: Tensor
 ) -> tuple[Tensor | None, ...]:
-    grads = _gradients(Backward(dOut, features, weight, wanted[1:], *ctx.over), ctx.call, ctx.bias_dtype)
+    grads = convolution_gradients(Backward(dOut, features, weight, wanted[1:], *ctx.over), ctx.call, ctx.bias_dtype)
     return None, *grads[: len(wanted) - 1]
 
 
@@ -332,7 +332,7 @@ class _GradientCall(NamedTuple):
     of_weight: dict[str, Tensor]  # what the weight's gradient reads; nothing if it is not wanted
 
 
-def _gradient_call(backward: Backward) -> _GradientCall:
+def gradient_call(backward: Backward) -> _GradientCall:
     """Return what gradients read of a map, kept with it by torch's settings as soon as their forms are settled."""
     features, dOut, kernel_map, wanted = backward.features, backward.dOut, backward.kernel_map, backward.wanted[:2]
     same = backward.weight.shape, backward.groups, backward.is_swapped
@@ -356,14 +356,16 @@ def _gradient_call(backward: Backward) -> _GradientCall:
     return call
 
 
-def _gradients(
+def convolution_gradients(
     backward: Backward, call: _GradientCall, bias_dtype: torch.dtype | None = None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Return the gradients of the features, the weight and the bias, those that are wanted."""
     dOut, features, weight, wanted, kernel_map, groups, is_swapped = backward
     d_features = d_weight = d_bias = None
     if wanted[0]:
-        d_features = _convolve(dOut, weight, None, kernel_map.inverse, groups, not is_swapped, call.of_features)
+        d_features = planned_convolution(
+            dOut, weight, None, kernel_map.inverse, groups, not is_swapped, call.of_features
+        )
         d_features = _as_type(d_features, features.dtype)
     if wanted[1]:
         d_weight = _weight_gradient(backward, call.of_weight)
@@ -402,9 +404,6 @@ def _weight_gradient(backward: Backward, operands: dict[str, Tensor]) -> Tensor:
     else:
         dWeight = insum(forms.WEIGHT_GRADIENT[kind], size=size, In=In, dOut=dOut, **operands)
     return _as_type(dWeight.reshape(backward.weight.shape), backward.weight.dtype)
-
-
-implement(_convolve, _gradients, _gradient_call)
 
 
 def _as_type(tensor: Tensor, dtype: torch.dtype) -> Tensor:

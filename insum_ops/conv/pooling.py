@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..formats.torch_state import is_autocast_enabled, is_compiling, may_autocast
+from ..formats.torch_state import is_autocast_enabled
 from ..formats.voxels.geometry import MapLayout, per_axis
 from ..formats.voxels.kernel_map import KernelMap
 from ..functional import insum
@@ -171,7 +171,7 @@ class _SparseAvgPool(SparsePool):
 def _in_its_own_type(expr: str, In: Tensor, **operands: Any) -> Tensor:
     """Pooling keeps the type of its input under autocast, as torch's does."""
     device = In.device.type
-    if (is_compiling() or may_autocast()) and is_autocast_enabled(device):
+    if is_autocast_enabled(device):
         with torch.autocast(device, enabled=False):
             return insum(expr, In=In, **operands)
     return insum(expr, In=In, **operands)

@@ -10,7 +10,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from insum_ops import insum, nn, spmm
 from insum_ops.compiler.autograd import format_operators, operators, run_gradients
-from insum_ops.conv import operators as conv_operators
+from insum_ops.conv import operator_calls
 from insum_ops.formats import BlockCOO, GroupCOO
 from insum_ops.formats.parts import FormatParts, parts_of
 
@@ -279,7 +279,7 @@ def test_a_warm_compiled_step_replays_launch_plans_alone(name, monkeypatch):
                 (operators, "refuse_transforms"),
                 (run_gradients, "refuse_transforms"),
                 (format_operators, "refuse_transforms"),
-                (conv_operators, "refuse_transforms"),
+                (operator_calls, "refuse_transforms"),
             ):
                 monkeypatch.setattr(module, road, None)  # no other road is taken
         if step == 1:

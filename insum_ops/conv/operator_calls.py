@@ -1,0 +1,159 @@
+"""What the operators of convolutions compute where they run: an ordinary call, over a map that is found by its voxels.
+
+Their gradients are these operators again, so that they have any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..compiler import gradients_key, owned, planned, refuse_transforms, replay_first, runs_at_once
+from ..formats.torch_state import PLAIN, transforms, uncompiled
+from ..formats.voxels.kernel_map import KernelMap
+from ..formats.voxels.map_operators import voxel_library
+from .functional import convolution_gradients, gradient_call, planned_convolution
+from .operators import PLANS, Backward, Over, voxel_convolution, voxel_gradients
+
+__all__: list[str] = []
+
+
+def _cached_map(over: Over, tensors: Sequence[Tensor]) -> KernelMap | None:
+    """Return the map of a call that can run as it is; None if it was not made yet."""
+    is_plain = transforms() is None and all([type(tensor) in PLAIN for tensor in (over.source, *tensors)])
+    return over.cached_map if is_plain else None
+
+
+def _replayed(features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor | None:
+    """Return a convolution over a map that was made before: all that a warm call of a compiled graph does."""
+    *parts, is_swapped = rest
+    over = Over(*parts)
+    kernel_map = _cached_map(over, (features, weight) if bias is None else (features, weight, bias))
+    if kernel_map is None:
+        return None
+    return owned(planned_convolution(features, weight, bias, kernel_map, over.groups, is_swapped))
+
+
+def _replayed_gradients(dOut: Tensor, features: Tensor, weight: Tensor, *rest: Any) -> list[Tensor] | None:
+    *parts, is_swapped, wanted = rest
+    over = Over(*parts)
+    kernel_map = _cached_map(over, (dOut, features, weight))
+    if kernel_map is None:
+        return None
+    return _gradients_on(Backward(dOut, features, weight, tuple(wanted), kernel_map, over.groups, is_swapped))
+
+
+def _owned(tensors: Sequence[Tensor | None]) -> list[Tensor]:
+    return [owned(tensor) for tensor in tensors if tensor is not None]
+
+
+@uncompiled
+def _run(features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+    *parts, is_swapped = rest
+    over = Over(*parts)
+    with torch.no_grad():
+        return owned(planned_convolution(features, weight, bias, over.map, over.groups, is_swapped))
+
+
+@uncompiled
+def _run_gradients(dOut: Tensor, features: Tensor, weight: Tensor, *rest: Any) -> list[Tensor]:
+    *parts, is_swapped, wanted = rest
+    over = Over(*parts)
+    with torch.no_grad():
+        return _gradients_on(Backward(dOut, features, weight, tuple(wanted), over.map, over.groups, is_swapped))
+
+
+def _gradients_on(backward: Backward) -> list[Tensor]:
+    """Return the gradients that are wanted, by the launch plans that ordinary calls share."""
+    call = gradient_call(backward)
+    gradients = lambda *_: (None, *convolution_gradients(backward, call)[:2])
+    plan_key, tensors = gradients_key((*call.key, None), (False, *backward.wanted)), (*backward[:3], *call.tensors)
+    return _owned(planned(PLANS, plan_key, gradients, tensors, varies=True, owned=None))
+
+
+class _Convolution(torch.autograd.Function):
+    """A convolution as an operator."""
+
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, weight: Tensor, bias: Tensor | None, over: Over, is_swapped: bool) -> Any:
+        ctx.save_for_backward(features, weight, over.source, over.target)
+        ctx.rest, ctx.is_swapped = over[2:], is_swapped
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        return voxel_convolution(features, weight, bias, *over, is_swapped)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> Any:
+        features, weight, source, target = ctx.saved_tensors
+        over, wanted = Over(source, target, *ctx.rest), list(ctx.needs_input_grad[:2])
+        d_features = d_weight = None
+        if wanted[1]:
+            *grads, d_weight = voxel_gradients(grad_output, features, weight, *over, ctx.is_swapped, wanted)
+            d_features = grads[0] if wanted[0] else None
+        elif wanted[0]:  # by itself it does not read the features
+            d_features = voxel_convolution(grad_output, weight, None, *over.backwards, not ctx.is_swapped)
+            d_features = d_features.to(features.dtype)
+        d_bias = grad_output.sum(0).to(ctx.bias_dtype) if ctx.needs_input_grad[2] else None
+        return d_features, d_weight, d_bias, None, None
+
+
+class _WeightGradient(torch.autograd.Function):
+    """The gradient of a convolution's weight as an operator."""
+
+    @staticmethod
+    def forward(ctx: Any, In: Tensor, dOut: Tensor, weight: Tensor, over: Over) -> Any:
+        ctx.save_for_backward(In, dOut, over.source, over.target)
+        ctx.rest = over[2:]
+        return voxel_gradients(dOut, In, weight, *over, False, [False, True])[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> Any:
+        In, dOut, source, target = ctx.saved_tensors
+        over = Over(source, target, *ctx.rest)
+        d_In = d_dOut = None
+        if ctx.needs_input_grad[0]:
+            d_In = voxel_convolution(dOut, grad_output, None, *over.backwards, True).to(In.dtype)
+        if ctx.needs_input_grad[1]:
+            d_dOut = voxel_convolution(In, grad_output, None, *over, False).to(dOut.dtype)
+        return d_In, d_dOut, None, None
+
+
+def _differentiable(features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+    *parts, is_swapped = rest
+    over, tensors = Over(*parts), (features, weight) if bias is None else (features, weight, bias)
+    if not refuse_transforms("a convolution", tensors):
+        if runs_at_once(tensors):
+            return _run(features, weight, bias, *rest)
+        with torch._C._AutoDispatchBelowAutograd():
+            return voxel_convolution(features, weight, bias, *rest)  # type: ignore[no-any-return]
+    return _Convolution.apply(features, weight, bias, over, is_swapped)  # type: ignore[no-any-return]
+
+
+def _differentiable_gradients(dOut: Tensor, features: Tensor, weight: Tensor, *rest: Any) -> list[Tensor]:
+    """The gradients for autograd: where theirs are wanted in turn, each is an operator of its own."""
+    *parts, is_swapped, wanted = rest
+    over = Over(*parts)
+    if not refuse_transforms("the gradient of a convolution", [dOut, features, weight]):
+        if runs_at_once([dOut, features, weight]):
+            return _run_gradients(dOut, features, weight, *rest)
+        with torch._C._AutoDispatchBelowAutograd():
+            return voxel_gradients(dOut, features, weight, *rest)  # type: ignore[no-any-return]
+    grads = list[Tensor]()
+    if wanted[0]:
+        grads.append(voxel_convolution(dOut, weight, None, *over.backwards, not is_swapped).to(features.dtype))
+    if wanted[1] and is_swapped:  # the features have the weight's output channels
+        grads.append(_WeightGradient.apply(dOut, features, weight, over.backwards))
+    elif wanted[1]:
+        grads.append(_WeightGradient.apply(features, dOut, weight, over))
+    return grads
+
+
+for _key in ("CPU", "CUDA"):
+    voxel_library.impl("voxel_convolution", _run, _key)
+    voxel_library.impl("voxel_convolution_gradients", _run_gradients, _key)
+voxel_library.impl("voxel_convolution", _differentiable, "Autograd")
+voxel_library.impl("voxel_convolution_gradients", _differentiable_gradients, "Autograd")
+replay_first(voxel_convolution, _replayed)
+replay_first(voxel_gradients, _replayed_gradients)

@@ -19,7 +19,7 @@ from ..functional import on_refusal
 from .agreement import Agreement, tell_all
 from .rules import Split, cheapest, spelled
 
-__all__ = ["as_placed", "check_placed", "compare", "full", "mesh_of", "own_share", "splits_for"]
+__all__ = ["arrived", "as_placed", "check_placed", "compare", "full", "mesh_of", "own_share", "splits_for"]
 
 PLACEMENTS = (Shard, Replicate, Partial)
 SAME_TENSOR = "pass the same one on every rank, or a DTensor that says how it is split"
@@ -90,9 +90,7 @@ def own_share(name: str, operand: Tensor, splits: Sequence[Split], mesh: DeviceM
     reachable = [Replicate() if dim in entering else target for dim, target in enumerate(wanted)]
     if tuple(reachable) != operand.placements:
         operand = operand.redistribute(placements=reachable)
-    local = operand.to_local()
-    if isinstance(local, AsyncCollectiveTensor):
-        local = local.wait()
+    local = arrived(operand.to_local())
     if any(mesh.get_local_rank(dim) != 0 for dim in entering):
         return torch.zeros_like(local)
     return local
@@ -102,6 +100,11 @@ def as_placed(local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], 
     """Return the DTensor, contiguous and of this shape, of which each rank has `local`."""
     stride = torch.empty(shape, device="meta").stride()
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
+
+
+def arrived(tensor: Tensor) -> Tensor:
+    """Return what an exchange brings, once it is there."""
+    return tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
 
 
 def full(part: Any) -> Any:

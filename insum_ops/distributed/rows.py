@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.distributed._functional_collectives import AsyncCollectiveTensor, all_to_all_single
+from torch.distributed._functional_collectives import all_to_all_single
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
@@ -20,6 +20,7 @@ from ..matmul.layer import SpMM
 from ..matmul.operands import as_format
 from ..not_scripted import NotScripted
 from .agreement import gathered_numbers, on_all_ranks, ranks_of
+from .placed import arrived
 
 __all__ = ["SplitSpMM"]
 
@@ -109,7 +110,7 @@ class SplitSpMM(NotScripted, nn.Module):
         self.sends = [own_counts[at] for own_counts in gathered_numbers(self.receives, mesh)]
         wanted = needed - cuts[:-1].repeat_interleave(torch.tensor(self.receives, device=needed.device))
         # no buffers and no modules of this one: each rank has others, which DDP would overwrite with the first rank's
-        self.send, self.nodes = _arrived(self._exchange(wanted, back=True)), None
+        self.send, self.nodes = arrived(self._exchange(wanted, back=True)), None
         local = k.clone()
         local[is_own] -= bounds[at]
         local[~is_own] = place
@@ -294,7 +295,7 @@ class SplitSpMM(NotScripted, nn.Module):
         remote = self._received(B)
         own_part, remote_part = self._forms(values)
         C = insum(FORWARD, A=own_part, B=B)  # while rows travel
-        remote = _arrived(remote)  # on every rank, also where none comes
+        remote = arrived(remote)  # on every rank, also where none comes
         return insum(FORWARD, A=remote_part, B=remote, C=C) if self.rows_received else C, remote
 
     def _multiply_transposed(self, C: Tensor, values: Tensor | None) -> Tensor:
@@ -304,7 +305,7 @@ class SplitSpMM(NotScripted, nn.Module):
             remote = insum(BACKWARD, A=remote_part, C=C)
         travelling = self._exchange(remote, back=True)
         B = insum(BACKWARD, A=own_part, C=C)  # while sums travel
-        return B.index_add(0, self.send, _arrived(travelling))
+        return B.index_add(0, self.send, arrived(travelling))
 
     def _sample(self, C: Tensor, B: Tensor, remote: Tensor | None) -> Tensor:
         """Return the product of C's and B's rows at each entry of A; `remote`: rows of B that have come already."""
@@ -314,8 +315,8 @@ class SplitSpMM(NotScripted, nn.Module):
             form = part.A.with_values(part.A.values.to(C.dtype))
             place, is_entry = _numbers(part.A)
             if is_entry.any():
-                sampled[place[is_entry]] = sddmm(form, C, _arrived(rows)).values[is_entry]
-        _arrived(travelling)
+                sampled[place[is_entry]] = sddmm(form, C, arrived(rows)).values[is_entry]
+        arrived(travelling)
         return sampled
 
     @property
@@ -328,11 +329,6 @@ class SplitSpMM(NotScripted, nn.Module):
 def _matrix(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
     coords = torch.stack([rows, columns])
     return torch.sparse_coo_tensor(coords, values, shape, device=values.device, check_invariants=True)
-
-
-def _arrived(rows: Tensor) -> Tensor:
-    """Return what an exchange brings, once it is there."""
-    return rows.wait() if isinstance(rows, AsyncCollectiveTensor) else rows
 
 
 def _numbers(form: SparseFormat) -> tuple[Tensor, Tensor]:

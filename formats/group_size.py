@@ -15,7 +15,6 @@ __all__ = [
     "group_size",
     "group_size_candidates",
     "groups_of",
-    "indirect_accesses",
     "packs_rows",
     "piece_size",
     "pieces_of",
@@ -211,11 +210,6 @@ def _candidates(entries: int, rows: int, fullest: int) -> tuple[int, ...]:
     while (2 * below) ** 2 * rows <= entries and below < fullest:
         below *= 2
     return (below, 2 * below) if below < fullest else (below,)
-
-
-def indirect_accesses(occ: Tensor | Sequence[int], g: int) -> int:
-    """Return F(g) = (g+1) * sum(ceil(occ_i/g)): a scatter for each group and a gather for each of its g slots."""
-    return (g + 1) * int(_groups(_counts(occ), g))
 
 
 def _fewest_accesses(sizes: Sequence[int], groups: Sequence[int]) -> int:

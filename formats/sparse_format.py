@@ -163,9 +163,9 @@ class SparseFormat(Moves, NotTensor, FromTensors):
         `like` is the cache of the format that was taken apart, which holds for the same coordinates. Others have as
         many entries, for a tracer, which can't count them.
         """
-        guard = None if like is None else like.guard
         own = tuple(coord for coord in coords if coord is not None)
-        if guard is not None and len(own) == len(guard.tensors) and all(map(is_, own, guard.tensors)):
+        known = () if like is None else like.guard.tensors
+        if like is not None and len(own) == len(known) and all(map(is_, own, known)):
             cache = like
         elif not all(isinstance(coord, Tensor) for coord in own):
             cache = PatternCache(0, 0, ChangeGuards((), False))

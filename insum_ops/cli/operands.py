@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import cached_property
 from math import ceil, log1p, prod
 from typing import Any
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from insum_ops import formats
 from insum_ops.cli.errors import CommandError
+from insum_ops.close_names import close_name
 from insum_ops.compiler import Access, Statement, Var, parse, walk
 
 __all__ = ["FORMATS", "Operands", "Requested", "Sparse"]
@@ -308,5 +308,5 @@ def _times(shape: Sequence[int]) -> str:
 
 
 def _closest(name: str, known: Sequence[str]) -> str:
-    found = get_close_matches(name.lower(), [each.lower() for each in known], 1)
-    return f"did you mean {next(each for each in known if each.lower() == found[0])}? " if found else ""
+    close = close_name(name, known)
+    return "" if close is None else f"did you mean {close}? "

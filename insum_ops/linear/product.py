@@ -29,7 +29,6 @@ from ..formats.torch_state import (
     is_autocast_enabled,
     is_compiling,
     is_free,
-    may_autocast,
     wants_gradient,
 )
 from ..functional import insum
@@ -90,7 +89,7 @@ def padded_product(
         raise ShapeError(
             f"x is {list(x.shape)} but in_features is {in_features}; its last dimension must be in_features"
         )
-    if (is_compiling() or may_autocast()) and is_autocast_enabled(x.device.type):
+    if is_autocast_enabled(x.device.type):
         if bias is not None and bias.dtype == torch.float32:
             bias = bias.to(autocast_dtype(x.device.type))  # here: expanded, it would be copied in full
     elif x.dtype != W.dtype:

@@ -87,10 +87,7 @@ class Arranged:
     @property
     def coords(self) -> Tensor:
         """The row and column of each entry, in the order of the source: [2, E]."""
-        AM, AK = self.pattern.AM, self.pattern.AK
-        rows = AM.unsqueeze(-1).expand(AK.shape) if AK.ndim > 1 else AM
-        coords = torch.stack([rows.flatten(), AK.flatten()]).long()
-        slots = self.slots
+        coords, slots = self.pattern._entry_coords(), self.slots
         return coords if slots is None else coords.index_select(1, slots)
 
 

@@ -16,6 +16,7 @@ from ..formats.guard import is_freed
 from ..formats.torch_state import (
     HALF,
     OLDEST_GPU,
+    asked_once,
     default_dtype,
     is_capturing,
     is_deterministic,
@@ -309,6 +310,7 @@ def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
 
 
+@asked_once
 def has_kernels(device: torch.device) -> bool:
     """Return whether generated kernels run on a device; warn if a GPU is too old or Triton is missing."""
     if INTERPRETED or device.type != "cuda":
@@ -327,10 +329,6 @@ def has_kernels(device: torch.device) -> bool:
             stacklevel=2,
         )
     return capability >= OLDEST_GPU
-
-
-# a tracer asks once and keeps the answer
-setattr(has_kernels, "_dynamo_marked_constant", True)  # noqa: B010 - no such attribute to a type checker
 
 
 def problem_for(

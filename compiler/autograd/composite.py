@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...formats.torch_state import may_change_operands
+from ...formats.torch_state import asked_once, may_change_operands
 from .operators import library
 
 __all__ = ["composite", "takes_composites"]
@@ -31,12 +31,7 @@ def composite(schema: str, function: Callable[..., Tensor]) -> Any:
     return getattr(torch.ops.insum_ops, name).default
 
 
+@asked_once  # guards of torch's own hold what the answer depends on
 def takes_composites() -> bool:
-    """Return whether Dynamo records composite operators: without autocast and transforms, and not for export.
-
-    A tracer asks once: guards of torch's own hold what the answer depends on.
-    """
+    """Return whether Dynamo records composite operators: without autocast and transforms, and not for export."""
     return not (may_change_operands() or torch.compiler.is_exporting())
-
-
-setattr(takes_composites, "_dynamo_marked_constant", True)  # noqa: B010 - no such attribute to a type checker

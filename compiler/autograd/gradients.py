@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...formats.facts import WrittenOnce
-from ...formats.torch_state import is_compiling, is_free, is_grad_enabled, is_watched
+from ...formats.torch_state import asked_once, is_compiling, is_free, is_grad_enabled, is_watched
 from ..binding import Recipe, SparseFormat, recipe_for
 from ..joint import JointCall
 from ..language import Term, parse, tangent_terms, terms, winners
@@ -56,10 +56,12 @@ def winner_places(expr: str, won: Tensor, tensors: Mapping[str, Tensor]) -> dict
     return places
 
 
+@asked_once
 def _winners(expr: str) -> Any:
     return winners(expr)
 
 
+@asked_once
 def is_sum(expr: str) -> bool:
     return parse(expr).is_sum
 
@@ -69,12 +71,14 @@ def is_read(expr: str, name: str) -> bool:
     return bool(_terms(expr, name)[0])
 
 
+@asked_once
 def _tangent_terms(expr: str, name: str) -> tuple[tuple[Term, ...], bool]:
     """Return the tangent's terms, and whether the tensor's tangent is one itself, as that of the starting output."""
     statement = parse(expr)
     return tangent_terms(expr, name), name == statement.output.name and statement.op == "+="
 
 
+@asked_once
 def _terms(expr: str, name: str) -> tuple[tuple[Term, ...], bool]:
     """Return the gradient's terms, and whether the output's gradient is one itself, as for the starting output."""
     statement = parse(expr)
@@ -215,8 +219,3 @@ def gradients_of(
 
 def _as_type(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor if tensor.dtype == dtype else tensor.to(dtype)  # `to` takes microseconds to find out
-
-
-# a tracer calls these once and keeps what they return; see recipes.py
-for _constant in (_terms, _tangent_terms, _winners, is_sum):
-    setattr(_constant, "_dynamo_marked_constant", True)  # noqa: B010 - no such attribute to a type checker

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...formats.torch_state import is_compiling, is_dynamo, modes
+from ...formats.torch_state import asked_once, is_compiling, is_dynamo, modes
 from ..language import parse
 from .bind import Meta, TensorLike, bind
 from .rewrite import sparse_factor
@@ -57,6 +57,7 @@ def _new_recipe(expr: str, size: Any, name: str, kind: Any, others: Any) -> tupl
 _cached_recipe = lru_cache(maxsize=256)(_new_recipe)
 
 
+@asked_once
 def _recipe(*key: Any) -> tuple[Any, ...]:
     """Return what `_cached_recipe` does, as a plain function that a tracer can be told to call."""
     return _new_recipe(*key) if is_compiling() or modes() else _cached_recipe(*key)  # a tracer's sizes are no keys
@@ -72,6 +73,7 @@ def _cached_grouping(expr: str, sparse: tuple[str, ...], group_dim: int, has_gro
     return sparse[0], best_group_dim(statement, accesses[0], group_dim, has_groups)
 
 
+@asked_once
 def grouping(*key: Any) -> tuple[str, int]:
     """Return the name of the operand that is the format, and the dimension that it is best grouped along.
 
@@ -79,9 +81,3 @@ def grouping(*key: Any) -> tuple[str, int]:
     groups.
     """
     return _cached_grouping(*key)
-
-
-# What torch.compiler.assume_constant_result does, without importing all of torch._dynamo (over a second) to do it:
-# a tracer calls these once and keeps what they return.
-for _constant in (_recipe, grouping):
-    setattr(_constant, "_dynamo_marked_constant", True)  # noqa: B010 - no such attribute to a type checker

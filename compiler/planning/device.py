@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from ...formats.torch_state import asked_once
+
 __all__ = [
     "A10",
     "A100",
@@ -260,15 +262,12 @@ DEFAULT = H200  # what plans without a GPU are for: golden kernels, the interpre
 _described: list[Device] = []  # in place of whatever is there, the innermost last
 
 
+@asked_once
 def device_of(device: torch.device) -> Device:
     """Return the GPU behind a torch device, read once; an H200 for a CPU, where kernels are interpreted."""
     if _described:
         return _described[-1]
     return _read(device) if device.type == "cuda" else DEFAULT
-
-
-# a tracer asks once and keeps the answer
-setattr(device_of, "_dynamo_marked_constant", True)  # noqa: B010 - no such attribute to a type checker
 
 
 @contextmanager

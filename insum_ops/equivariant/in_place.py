@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .slots import Slots
-from .term_statements import Parts, Statement, Step, run
+from .term_statements import Gradients, Parts, Statement, Step, run
 from .weight_slices import Terms, WeightSlice
 
 __all__ = ["SCATTER", "InPlaceProduct", "writes_parts"]
@@ -120,7 +120,8 @@ class InPlaceProduct:
             places = self.weights(dw)
         for (step, at1, at2, at3), W, intermediate, place in zip(self.steps, Ws, intermediates, places):
             parts = Parts(Xs[at1], Ys[at2], W, src)
-            dXs[at1], dYs[at2], dW = step.backward(parts, intermediate, dZs[at3], wanted, dXs[at1], dYs[at2], place)
+            totals = Gradients(dXs[at1], dYs[at2], place)
+            dXs[at1], dYs[at2], dW = step.backward(parts, intermediate, dZs[at3], wanted, totals)
             if dW is not None:
                 dWs.append(dW)
         dx = dy = None

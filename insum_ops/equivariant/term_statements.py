@@ -23,6 +23,7 @@ from .table_terms import ColumnTerm, TableTerm
 from .terms import PathTerm, path_statement
 
 __all__ = [
+    "Gradients",
     "Parts",
     "Statement",
     "Step",
@@ -46,6 +47,14 @@ class Parts(NamedTuple):
     SRC: Tensor | None  # [b]
 
 
+class Gradients(NamedTuple):
+    """What a pass backward has found so far; None for what is not wanted, or is not there yet."""
+
+    dX: Tensor | None = None
+    dY: Tensor | None = None
+    dW: Tensor | None = None
+
+
 class Step(Protocol):
     """A term for tensors of one layout, forward and backward."""
 
@@ -64,17 +73,8 @@ class Step(Protocol):
     def forward(self, parts: Parts, Z: Tensor | None, size: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
         """Return Z with the term added, and what to save for backward."""
 
-    def backward(
-        self,
-        parts: Parts,
-        kept: Tensor | None,
-        dZ: Tensor,
-        wanted: Wanted,
-        dX: Tensor | None,
-        dY: Tensor | None,
-        place: Tensor | None,
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return dX and dY with the term's gradients added, and dW, written to `place` if that is given."""
+    def backward(self, parts: Parts, kept: Tensor | None, dZ: Tensor, wanted: Wanted, totals: Gradients) -> Gradients:
+        """Return dX and dY of `totals` with the term's gradients added, and dW, written to its own if that is there."""
 
 
 class Statement(NamedTuple):
@@ -121,17 +121,8 @@ class StatedStep:
     def forward(self, parts: Parts, Z: Tensor | None, size: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
         return run(self.product, size, parts, Z), None
 
-    def backward(
-        self,
-        parts: Parts,
-        kept: Tensor | None,
-        dZ: Tensor,
-        wanted: Wanted,
-        dX: Tensor | None,
-        dY: Tensor | None,
-        place: Tensor | None,
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        operands, dW = (*parts, dZ), None
+    def backward(self, parts: Parts, kept: Tensor | None, dZ: Tensor, wanted: Wanted, totals: Gradients) -> Gradients:
+        operands, (dX, dY, place), dW = (*parts, dZ), totals, None
         if wanted[0]:
             turned = (*operands, parts.W.mT) if self.reads_turned and parts.W is not None else operands
             if self.scatter is None:
@@ -144,7 +135,7 @@ class StatedStep:
             dY = run(self.gradients[Y], parts.Y.shape, operands, dY)
         if wanted[2] and parts.W is not None:
             dW = run(self.gradients[W], parts.W.shape, operands, None, place)
-        return dX, dY, dW
+        return Gradients(dX, dY, dW)
 
 
 def path_step(term: PathTerm, x: Tensor, weight: Tensor | None, is_gathered: bool) -> Step:
@@ -190,23 +181,14 @@ class TableStep:
     def forward(self, parts: Parts, Z: Tensor | None, size: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
         return run(self.stated("Z", parts, None), size, parts, Z), None
 
-    def backward(
-        self,
-        parts: Parts,
-        kept: Tensor | None,
-        dZ: Tensor,
-        wanted: Wanted,
-        dX: Tensor | None,
-        dY: Tensor | None,
-        place: Tensor | None,
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def backward(self, parts: Parts, kept: Tensor | None, dZ: Tensor, wanted: Wanted, totals: Gradients) -> Gradients:
         product = self.statements["Z", False] if ("Z", False) in self.statements else self.statements["Z", True]
         # a statement that is not wanted does not run: nothing is timed for it
         gradients = tuple(
             self.stated(name, parts, dZ) if is_wanted else product for name, is_wanted in zip("XYW", wanted)
         )
         step = StatedStep(False, self.weight_shape, product, gradients, self.scatter, reads_turned=True)
-        return step.backward(parts, kept, dZ, wanted, dX, dY, place)
+        return step.backward(parts, kept, dZ, wanted, totals)
 
     def stated(self, name: str, parts: Parts, dZ: Tensor | None) -> Statement:
         """Return the faster statement of Z, dX, dY or dW for tensors like these."""
@@ -216,8 +198,8 @@ class TableStep:
             if other != name and tensor is not None
         }
         is_held = self.term.tables.takes_held(name, operands, None if name == "X" else parts.SRC)
-        known = self.statements.get((name, is_held))
-        return self.statements[name, not is_held] if known is None else known
+        stated = self.statements.get((name, is_held))
+        return self.statements[name, not is_held] if stated is None else stated
 
 
 def table_step(term: TableTerm, x: Tensor, is_gathered: bool) -> Step:
@@ -295,25 +277,17 @@ class SharedStep(MultilinearStep):
         seed = {} if Z is None else {"Z": Z}
         return self.contract("Z", {"T": T, "W": parts.W, **seed}, size), T
 
-    def backward(
-        self,
-        parts: Parts,
-        kept: Tensor | None,
-        dZ: Tensor,
-        wanted: Wanted,
-        dX: Tensor | None,
-        dY: Tensor | None,
-        place: Tensor | None,
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def backward(self, parts: Parts, kept: Tensor | None, dZ: Tensor, wanted: Wanted, totals: Gradients) -> Gradients:
         assert kept is not None
         assert parts.W is not None
+        dX, dY, _ = totals
         dW = self.contract("W", {"Z": dZ, "T": kept}, tuple(parts.W.shape)) if wanted[2] else None
         if wanted[0] or wanted[1]:
             dT = self.contract("T", {"Z": dZ, "W": parts.W}, tuple(kept.shape))
             term_dX, term_dY = self.pairs.gradients(parts.X, parts.Y, parts.SRC, dT, wanted[:2])
             dX = term_dX if dX is None or term_dX is None else dX.add_(term_dX)
             dY = term_dY if dY is None or term_dY is None else dY.add_(term_dY)
-        return dX, dY, dW
+        return Gradients(dX, dY, dW)
 
 
 class SingleStep(MultilinearStep):
@@ -323,18 +297,9 @@ class SingleStep(MultilinearStep):
         seed = {} if Z is None else {"Z": Z}
         return self.contract("Z", {"X": parts.X, "Y": parts.Y, "W": parts.W, **seed}, size), None
 
-    def backward(
-        self,
-        parts: Parts,
-        kept: Tensor | None,
-        dZ: Tensor,
-        wanted: Wanted,
-        dX: Tensor | None,
-        dY: Tensor | None,
-        place: Tensor | None,
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def backward(self, parts: Parts, kept: Tensor | None, dZ: Tensor, wanted: Wanted, totals: Gradients) -> Gradients:
         assert parts.W is not None
-        dW = None
+        (dX, dY, place), dW = totals, None
         if wanted[0]:
             term_grad = self.contract("X", {"Z": dZ, "Y": parts.Y, "W": parts.W}, tuple(parts.X.shape))
             dX = term_grad if dX is None else dX.add_(term_grad)
@@ -344,7 +309,7 @@ class SingleStep(MultilinearStep):
         if wanted[2]:
             dW = self.contract("W", {"Z": dZ, "X": parts.X, "Y": parts.Y}, tuple(parts.W.shape))
             dW = dW if place is None else place.copy_(dW)
-        return dX, dY, dW
+        return Gradients(dX, dY, dW)
 
 
 def shared_step(term: SharedTerm, x: Tensor, is_gathered: bool) -> Step | None:

@@ -163,16 +163,16 @@ class SparseFormat(Moves, NotTensor, FromTensors):
         `like` is the cache of the format that was taken apart, which holds for the same coordinates. Others have as
         many entries, for a tracer, which can't count them.
         """
-        own = tuple(coord for coord in coords if coord is not None)
-        known = () if like is None else like.guard.tensors
-        if like is not None and len(own) == len(known) and all(map(is_, own, known)):
+        stored = tuple(coord for coord in coords if coord is not None)
+        guarded = () if like is None else like.guard.tensors
+        if like is not None and len(stored) == len(guarded) and all(map(is_, stored, guarded)):
             cache = like
-        elif not all(isinstance(coord, Tensor) for coord in own):
+        elif not all(isinstance(coord, Tensor) for coord in stored):
             cache = PatternCache(0, 0, ChangeGuards((), False))
         elif like is None:
             return cls(coords, values, shape, group_dim, block_size)
         else:
-            cache = PatternCache(like.num_entries, like.num_slots, ChangeGuards(own, False))
+            cache = PatternCache(like.num_entries, like.num_slots, ChangeGuards(stored, False))
         return cls._unchecked(coords, values, shape, group_dim, block_size, cache)
 
     @classmethod

@@ -34,8 +34,8 @@ MAKERS: dict[torch.layout, Callable[..., Tensor]] = {
 def torch_sparse(form: SparseFormat, layout: torch.layout | None, coords: Tensor, values: Tensor) -> Tensor:
     """Return entries, sorted with the group dimension first, as a torch sparse tensor of a format's shape."""
     is_blocked, is_matrix = form.block_size is not None, form.ndim == 2
-    own = LAYOUTS[is_blocked, form.group_dim] if is_matrix else None if is_blocked else torch.sparse_coo
-    layout = own if layout is None else layout
+    natural = LAYOUTS[is_blocked, form.group_dim] if is_matrix else None if is_blocked else torch.sparse_coo
+    layout = natural if layout is None else layout
     name = type(form).__name__
     if layout is None:
         raise FormatError(
@@ -46,8 +46,8 @@ def torch_sparse(form: SparseFormat, layout: torch.layout | None, coords: Tensor
         return torch.sparse_coo_tensor(
             coords, values, form.shape, device=values.device, is_coalesced=is_sorted, check_invariants=False
         )
-    if layout != own:
-        offered = f"{own}" if is_blocked or not is_matrix else f"{own} or torch.sparse_coo"
+    if layout != natural:
+        offered = f"{natural}" if is_blocked or not is_matrix else f"{natural} or torch.sparse_coo"
         raise FormatError(
             f"a {name} grouped along dimension {form.group_dim} makes {offered}, not {layout}; "
             "use A.regroup(...) first, or convert the result"

@@ -431,13 +431,14 @@ def map_on(indices: Tensor, grid: VoxelGrid, layout: MapLayout) -> KernelMap:
     kind, geometry = layout.kind, _known_geometry(layout)
     if kind == "subm":
         shape = grid.spatial_shape
-        made = _submanifold(indices, grid, geometry)
+        new_map = _submanifold(indices, grid, geometry)
     else:
         shape = _shape_of_outputs(indices, grid, kind, geometry, layout.output_padding)
-        made = _generated(indices, grid, VoxelGrid(shape, grid.batch_size), geometry, kind)
-    if may_keep(indices, made.out_indices):
-        keep(_key(kind, geometry, grid, shape), made, indices, made.out_indices)  # for operators of compiled calls
-    return made
+        new_map = _generated(indices, grid, VoxelGrid(shape, grid.batch_size), geometry, kind)
+    if may_keep(indices, new_map.out_indices):
+        # for operators of compiled calls
+        keep(_key(kind, geometry, grid, shape), new_map, indices, new_map.out_indices)
+    return new_map
 
 
 def traced_map(indices: Tensor, grid: VoxelGrid, layout: MapLayout) -> MapParts:

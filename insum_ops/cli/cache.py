@@ -30,12 +30,12 @@ def show() -> int:
     """Print where the cache lies, how large it is, and each tuned statement with its GPU and its best time."""
     folder = cache_dir()
     files, size = cache_size(folder)
-    found = list(tuned(watch=reading))
-    usable = [each for each in found if each.is_usable]
+    statements = list(tuned(watch=reading))
+    usable = [each for each in statements if each.is_usable]
     print(f"folder   {folder}\nholds    {files:,} files, {size / 2**20:.1f} MiB")
     print(f"tuned    {_statements(len(usable))} that this version can use")
-    if len(found) > len(usable):
-        others = len(found) - len(usable)
+    if len(statements) > len(usable):
+        others = len(statements) - len(usable)
         print(f"         {_statements(others)} of another Triton or another version of the code generator")
     for gpu in sorted({each.key.device for each in usable}):
         print(f"\n{gpu}")

@@ -143,10 +143,10 @@ class Requested:
         shape = []
         for dim, index in enumerate(accesses[0].indices):
             names = [str(a.indices[dim]) for a in accesses if len(a.indices) > dim]
-            known = [self.extents[each] for each in names if each in self.extents]
-            if not known:
+            lengths = [self.extents[each] for each in names if each in self.extents]
+            if not lengths:
                 raise CommandError(self._unknown(accesses[0], dim, isinstance(index, Var)))
-            shape.append(known[0])
+            shape.append(lengths[0])
         return tuple(shape)
 
     def check_names(self) -> None:

@@ -213,10 +213,10 @@ def _print(value: Tensor | str) -> int:
     if kept is not None and kept[0].holds_for(value):
         return kept[1]
     guard = ChangeGuard.of(value)  # before it is read: another thread may write to it
-    found = _fingerprint(value)
+    number = _fingerprint(value)
     if guard is not None:
-        _prints.keep(value, (guard, found))
-    return found
+        _prints.keep(value, (guard, number))
+    return number
 
 
 def _fingerprint(tensor: Tensor) -> int:

@@ -177,20 +177,20 @@ def saved_patterns(checkpoint: str | Path, prefix: str = "") -> dict[str, Tensor
         0.25
     """
     saved = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
-    found = {
+    patterns = {
         name: torch.empty(part.size, dtype=part.properties.dtype)
         for name, part in saved.items()
         if name.startswith(prefix) and name.endswith("coords") and isinstance(part, TensorStorageMetadata)
     }
-    if not found:
+    if not patterns:
         raise OperandError(
             f"no pattern whose name starts with {prefix!r} is in {checkpoint}; pass what stands before the names of "
             f"the model's state there, such as {min(saved, default='')!r}"
         )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # each rank reads by itself, on purpose
-        load(found, checkpoint_id=checkpoint, no_dist=True)
-    return {name.removeprefix(prefix): coords for name, coords in found.items()}
+        load(patterns, checkpoint_id=checkpoint, no_dist=True)
+    return {name.removeprefix(prefix): coords for name, coords in patterns.items()}
 
 
 def split_layers_of(model: nn.Module) -> Iterator[tuple[str, SplitLayer | SplitSpMM]]:
@@ -261,14 +261,14 @@ def whole_values(layer: SplitSpMM, values: Tensor | None = None) -> dict[str, Te
 def own_values(layer: SplitSpMM, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the values of this rank's entries."""
     width = sum(layer.counts)
-    known, own = (_place(entries.to(layer.send.device), width) for entries in (parts["entries"], layer.graph_entries))
-    at = torch.searchsorted(known, own).clamp(max=max(len(known) - 1, 0))
-    if len(known) != sum(layer.entry_counts) or (len(own) and not torch.equal(known[at], own)):
+    saved, held = (_place(entries.to(layer.send.device), width) for entries in (parts["entries"], layer.graph_entries))
+    at = torch.searchsorted(saved, held).clamp(max=max(len(saved) - 1, 0))
+    if len(saved) != sum(layer.entry_counts) or (len(held) and not torch.equal(saved[at], held)):
         raise ShapeError(
-            f"entries in the state_dict lists {len(known)} places, not those of the {sum(layer.entry_counts)} entries "
+            f"entries in the state_dict lists {len(saved)} places, not those of the {sum(layer.entry_counts)} entries "
             f"of A, says rank {dist.get_rank()}; make the layer of the same matrix"
         )
-    return {"values": parts["values"].to(own.device)[at]}
+    return {"values": parts["values"].to(held.device)[at]}
 
 
 def _place(entries: Tensor, width: int) -> Tensor:

@@ -95,7 +95,7 @@ class Multilinear(Contractions):
         self, name: str, operands: Mapping[str, Tensor], seed: Tensor | None, rows: Rows, size: tuple[int, ...]
     ) -> Tensor:
         """Return the named tensor, contracted from the others and the coefficients; see `on`."""
-        given: dict[str, Any] = {**operands, self.coefficients: self.forms[name]}
+        factors: dict[str, Any] = {**operands, self.coefficients: self.forms[name]}
         if seed is not None:
-            given[name] = seed
-        return insum(self.texts[name], size=size, **given)
+            factors[name] = seed
+        return insum(self.texts[name], size=size, **factors)

@@ -174,8 +174,9 @@ def _checked(number: int, instruction: Sequence[object], in1: Irreps, in2: Irrep
     fits["uuw"] = mul1 == mul2 and (bool(has_weight) or mul3 == 1)
     if not fits.get(str(mode), True):
         raise ShapeError(f"{where} has mode {mode!r}, which multiplicities {mul1} x {mul2} -> {mul3} do not fit")
-    known = cast(ConnectionMode, str(mode))
-    return Instruction(i, j, k, known, bool(has_weight), weight, path_shape(known, mul1, mul2, mul3))
+    connection_mode = cast(ConnectionMode, str(mode))
+    shape = path_shape(connection_mode, mul1, mul2, mul3)
+    return Instruction(i, j, k, connection_mode, bool(has_weight), weight, shape)
 
 
 def _place(where: str, name: str, at: object, irreps: Irreps) -> int:

@@ -103,8 +103,8 @@ class Pairs:
                 dX = self.flat.unordered(dX.flatten(1))
             return {"X": dX, "Y": dY}
 
-        found = run(self.way("".join(names), tensors, SRC, run))
-        return found.get("X"), found.get("Y")
+        grads = run(self.way("".join(names), tensors, SRC, run))
+        return grads.get("X"), grads.get("Y")
 
     def in_order(self, X: Tensor) -> Tensor:
         """Return X [b, j, n] of columns as they are, or as it is."""

@@ -79,8 +79,8 @@ class BlockSparseQuantizer(HfQuantizer):
         model.config.quantization_config = BlockSparseConfig(_layers(model))  # type: ignore[union-attr]
         conversions: Any = getattr(model, "_weight_conversions", None)
         if conversions is None:  # as save_pretrained would work them out
-            known = get_model_conversion_mapping(model, add_legacy=False)
-            conversions = [conversion for conversion in known if not isinstance(conversion, PrefixChange)]
+            mapping = get_model_conversion_mapping(model, add_legacy=False)
+            conversions = [conversion for conversion in mapping if not isinstance(conversion, PrefixChange)]
         kept = _without_blocks(conversions, model)
         if len(kept) < len(conversions):
             model._weight_conversions = kept  # type: ignore[assignment]

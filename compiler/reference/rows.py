@@ -7,14 +7,13 @@ sorted once, unless the rows are so narrow that adding them up one by one takes 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
 from torch import Tensor
 
-from ...formats.guard import ChangeGuard, may_keep
+from ...formats.guard import ChangeGuard, Unsaved, may_keep
 
 __all__ = ["Groups", "add_rows", "chosen_rows", "grouped_entries", "row_products", "row_sums", "weighted_row_sums"]
 
@@ -44,7 +43,7 @@ class Groups(NamedTuple):
     members: tuple[Tensor | None, ...]  # what index tensors hold for them, as int64; None: what was given, as it lies
 
 
-class _Kept:
+class _Kept(Unsaved):
     """What is known of some index tensors that have not changed since; None if their rows are not sorted."""
 
     __slots__ = ("entries", "guards", "is_ascending", "owners", "rows")
@@ -66,9 +65,6 @@ class _Kept:
             elif owner() is not tensor or not guard.holds_for(tensor):
                 return False
         return True
-
-    def __reduce__(self) -> Any:
-        return OrderedDict, ()  # nothing: a pickle need not have it, and torch.load's weights_only knows this word
 
 
 def row_sums(values: Tensor, index: Tensor, rows: int, is_padded: bool) -> Tensor:

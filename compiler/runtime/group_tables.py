@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
-from weakref import ref
 
 import torch
 from torch import Tensor
 
-from ...formats.guard import ChangeGuard, address_of, may_keep
+from ...formats.guard import KeptGuard, Unsaved, address_of, may_keep
 from ...formats.torch_state import is_capturing, is_deterministic
 from .enqueue import Runner, enqueue
 from .launch import INTERPRETED, SEVERAL_GPUS, TRITON_VERSION, on_device
@@ -39,7 +38,7 @@ __all__ = [
     "sorted_tables",
 ]
 
-_GROUPS, _CAPTURED = "_insum_groups", "_insum_captured_groups"
+_CAPTURED = "_insum_captured_groups"
 BLOCK, LONG_BLOCK = 512, 4096  # positions of a program, and counts of the one that adds them up; not measured
 FEW_GROUPS = 128  # in which positions of a program are ranked before they are counted; not measured
 MOST_HOT = 8192  # elements of a program's positions by groups, which registers hold
@@ -54,21 +53,18 @@ _runners: dict[tuple[object, ...], Runner] = {}  # of the kernels that make tabl
 _loaded: set[tuple[object, ...]] = set()  # kinds of which all kernels are there that a captured graph may need
 
 
-class _Groups(ChangeGuard):
+class _Groups(KeptGuard):
     """The tables of one tensor, by how many values it has, the length of tiles and whether positions keep order."""
 
-    __slots__ = ("owner", "tables")
+    __slots__ = ("tables",)
+    attribute = "_insum_groups"
 
     def __init__(self, index: Tensor) -> None:
         super().__init__(index)
-        self.owner = ref(index)
         self.tables: dict[tuple[int, int, bool], GroupTables | _Renewable] = {}
 
-    def __reduce__(self) -> Any:
-        return dict, ()  # nothing: a copy of the tensor makes its own
 
-
-class _Renewable:
+class _Renewable(Unsaved):
     """Tables made by kernels, in memory of their own, which the same kernels may make again in place."""
 
     def __init__(self, index: Tensor, count: int, tile: int) -> None:
@@ -168,13 +164,13 @@ def group_tables(index: Tensor, count: int, tile: int, keeps_order: bool = False
 
 def meet(index: Tensor) -> None:
     """Note that an index tensor was used: if it is used again, unchanged, its tables are worth being made."""
-    if not _is_captured(index) and _known(index) is None and may_keep(index) and not index.is_inference():
-        setattr(index, _GROUPS, _Groups(index))
+    if not _is_captured(index) and _Groups.kept_with(index) is None and may_keep(index) and not index.is_inference():
+        _Groups(index).keep(index)
 
 
 def has_met(index: Tensor) -> bool:
     """Return whether an index tensor was used before, unchanged since; during a capture, whether it has tables."""
-    groups = _known(index)
+    groups = _Groups.kept_with(index)
     if groups is None or not _is_captured(index):
         return groups is not None
     return any(isinstance(tables, _Renewable) for tables in list(groups.tables.values()))
@@ -184,19 +180,12 @@ def _is_captured(index: Tensor) -> bool:
     return index.is_cuda and is_capturing()
 
 
-def _known(index: Tensor) -> _Groups | None:
-    groups: _Groups | None = getattr(index, _GROUPS, None)
-    if not groups:  # a pickle has an empty dictionary in its place
-        return None
-    return groups if groups.owner() is index and groups.holds_for(index) else None
-
-
 def _remembered(index: Tensor, count: int, tile: int, keeps_order: bool) -> GroupTables:
     """Return the tables that are kept with a tensor, made first if there are none."""
     if not may_keep(index) or index.is_inference():
         return new_group_tables(index, count, tile, keeps_order)
     meet(index)
-    groups, key = _known(index), (count, tile, keeps_order or is_deterministic())
+    groups, key = _Groups.kept_with(index), (count, tile, keeps_order or is_deterministic())
     tables = None if groups is None else groups.tables.get(key)
     if _is_captured(index):
         return _for_graph(index, tables) or new_group_tables(index, count, tile, keeps_order)

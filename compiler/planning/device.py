@@ -92,6 +92,11 @@ class Device:
         """The bytes of all registers of a multiprocessor."""
         return 4 * self.registers
 
+    @property
+    def room_for_copies(self) -> float:
+        """The bytes that copies of an output may fill: an eighth of the L2 cache."""
+        return self.l2_bytes / 8
+
     def dot_rows(self, dtype: torch.dtype) -> int:
         """Return how many rows four warps multiply at once by tensor cores, 0 without; fewer leave some warps idle.
 

@@ -271,7 +271,7 @@ def schedules(
             return ()
     if _is_worth_sharing(candidates[0]):
         candidates = [*_shared(candidates[0], deterministic), *candidates]
-    if is_crowded(start, device_of(bound.device).l2_bytes):
+    if is_crowded(start, device_of(bound.device)):
         crowded = [way.in_copies() for way in candidates]
         candidates = [*(way for way in crowded if way is not None), *candidates]
     tables = fact.numbers if isinstance(fact, ConstantTables) else {}

@@ -6,14 +6,13 @@ import math
 from collections.abc import Mapping
 
 from ..language import Access, Var
+from .device import Device
 from .scatter import Start
 
 __all__ = ["is_crowded", "reads_stretches", "stretch"]
 
-# Additions for each element of the output from which on so many meet at one place that copies of the output are tried,
-# and the part of the L2 cache that copies may fill.
+# additions for each element of the output from which on so many meet at one place that copies of the output are tried
 CROWD = 64
-COPIES_OF_L2 = 1 / 8
 
 
 def reads_stretches(start: Start) -> bool:
@@ -69,11 +68,11 @@ def _is_stretch(factor: Access, strides: tuple[int, ...], names: tuple[str, ...]
     return is_in_order and min(lengths) > 1 and all(a == b * n for a, b, n in zip(steps, steps[1:], lengths[1:]))
 
 
-def is_crowded(start: Start, l2_bytes: int) -> bool:
+def is_crowded(start: Start, device: Device) -> bool:
     """Whether a scatter adds so often to so few places that copies of the output are worth a second kernel."""
     if start.strategy != "atomic" or not start.output.indirections:
         return False
     elements = math.prod(start.bound.size)
     additions = math.prod(start.extents[name] for name in start.free)
     copy = elements * start.bound.compute_dtype.itemsize
-    return additions >= CROWD * elements and 2 * copy <= COPIES_OF_L2 * l2_bytes
+    return additions >= CROWD * elements and 2 * copy <= device.room_for_copies

@@ -72,7 +72,6 @@ RUNS, LEAST_RUN, MOST_RUN, MOST_SUMS = (32, 64), 4, 32, 128
 WAITING_WARPS = 8
 MOST_AHEAD = 2  # vectors of a thread for each entry of a piece, up to which positions may be loaded ahead
 LEAST_ADDITIONS = 16  # to each element of a copy, so that adding the copies up is the smaller part
-COPIES_OF_L2 = 1 / 8  # the part of the L2 cache that copies may fill
 LONG_TILE = 128  # along a side, from which on a longer one gains little
 
 SLICES = (512, 256)  # bytes
@@ -586,7 +585,7 @@ class Space:
             return (config.parts,)
         elements = prod(schedule.bound.size)
         additions = prod(schedule.extents[name] for name in schedule.free)
-        room = COPIES_OF_L2 * self.device.l2_bytes / (elements * schedule.bound.compute_dtype.itemsize)
+        room = self.device.room_for_copies / (elements * schedule.bound.compute_dtype.itemsize)
         most = int(min(MOST_COPIES, room, additions / elements / LEAST_ADDITIONS))
         copies = power_of_two(most + 1) // 2
         return tuple(count for count in (copies, copies // 4) if count > 1)

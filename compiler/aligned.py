@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ..formats.facts import Fact
-from ..formats.torch_state import is_capturing, uses_tensor_cores
+from ..formats.torch_state import is_captured, uses_tensor_cores
 from ..lru_cache import LRUCache
-from .binding import row_major
+from .binding import kernel_strides
 from .grouped import Kernel
 from .language import Statement
 from .planning import Aligned, AlignedCopy, aligned, device_of
@@ -29,8 +29,7 @@ _tables: LRUCache[Tensor] = LRUCache(TABLES)  # by the positions that exist, all
 def aligned_of(statement: PreparedStatement, tensors: list[Tensor]) -> Aligned | None:
     """Return the statements of a product over aligned copies of these tensors; None if they gain nothing."""
     bound = statement.bound
-    strides = {name: tensor.stride() for name, tensor in zip(statement.names, tensors)}
-    strides[""] = row_major(bound.size)
+    strides = kernel_strides(bound, {name: tensor.stride() for name, tensor in zip(statement.names, tensors)})
     return aligned(bound, strides, device_of(bound.device), uses_tensor_cores(bound.dtype))
 
 
@@ -105,6 +104,6 @@ def _positions(count: int, length: int, device: torch.device) -> Tensor:
             positions[count:] = -1
             table = positions.to(device)  # which waits for it: other streams read it too
             remember_range(table, -1 if count < length else 0, count - 1)
-        if device.type != "cuda" or not is_capturing():
+        if not is_captured(device):
             _tables[key] = table
     return table

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ..formats.facts import ConstantTables, Fact, OwnedRows, WrittenOnce
-from ..formats.torch_state import is_capturing, is_deterministic, uses_tensor_cores
-from .binding import row_major
+from ..formats.torch_state import is_captured, is_capturing, is_deterministic, uses_tensor_cores
+from .binding import kernel_strides
 from .planning import Grouping, device_of, groupings
 from .prepared import PreparedStatement, Result, Runner, as_one_step, prepare
 from .runtime import GroupTables, active, ascends, group_tables, has_met, meet, new_group_tables
@@ -33,11 +33,10 @@ def groupings_of(statement: PreparedStatement, tensors: list[Tensor], fact: Fact
     tables = fact.numbers if isinstance(fact, ConstantTables) else {}
     if fact is not None and not tables:
         return ()
-    if tables and (is_deterministic() or (bound.device.type == "cuda" and is_capturing())):
+    if tables and (is_deterministic() or is_captured(bound.device)):
         return ()  # neighbours are added atomically in the end; and nothing can be waited for in a graph
     named = dict(zip(statement.names, tensors))
-    strides = {name: tensor.stride() for name, tensor in named.items()}
-    strides[""] = row_major(bound.size)
+    strides = kernel_strides(bound, {name: tensor.stride() for name, tensor in named.items()})
     ways = groupings(bound, strides, device_of(bound.device), uses_tensor_cores(bound.dtype), tables)
     return tuple(way for way in ways if not (tables and ascends(named[way.index])))
 

@@ -17,13 +17,13 @@ from ..formats.torch_state import (
     HALF,
     OLDEST_GPU,
     default_dtype,
-    is_capturing,
+    is_captured,
     is_deterministic,
     may_round_sums,
     rounds_float32,
 )
 from ..lru_cache import LRUCache
-from .binding import Bound, Kinds, Meta, bind, bucket, kinds_of, row_major, shape_class, sized
+from .binding import Bound, Kinds, Meta, bind, bucket, kernel_strides, kinds_of, row_major, shape_class, sized
 from .codegen import Flags
 from .language import Access, OperandError, Statement, UnsupportedError, Var, fresh_name, parse
 from .reference import USUAL, Way, placeholders, program_for, ways_for
@@ -109,7 +109,7 @@ class PreparedStatement:
         runner = self.runners.get(key)
         if runner is None:
             runner = find()
-            if self.bound.device.type != "cuda" or not is_capturing():
+            if not is_captured(self.bound.device):
                 self.runners[key] = runner
         return runner
 
@@ -350,10 +350,7 @@ def problem_for(
         padded=padded,
         wants_winners=wants_winners,
     )
-    strides = {name: tensor.stride() for name, tensor in tensors.items()}
-    strides[""] = row_major(bound.size)
-    if bound.is_seeded:
-        strides[" seed"] = strides[bound.statement.output.name]
+    strides = kernel_strides(bound, {name: tensor.stride() for name, tensor in tensors.items()})
     deterministic = is_deterministic()
     fact_kind = None if fact is None else fact.without_tensors()
     in_order = tuple([name for name in _scattering(bound, fact) if ascends(tensors[name])])

@@ -30,7 +30,6 @@ from torch import Tensor
 from ..formats.facts import Fact
 from ..formats.torch_state import (
     has_saving_hooks,
-    is_capturing,
     is_deterministic,
     is_watched,
     may_round_sums,
@@ -44,9 +43,9 @@ from .grouped import GroupedRunner, Kernel, RunnerByCapture, RunnerByIndex, grou
 from .planning import Grouping, Split, device_of
 from .prepared import PreparedStatement, Runner
 from .reference import USUAL, may_stay_half, numbers_held, sums_in_half
-from .runtime import INTERPRETED, Launcher, on_device, paused
+from .runtime import Launcher, on_device, paused
 from .steps import LEAST_GAIN, Step, evaluated, split_of, steps_of
-from .tuning import NEAR, Key, choice_key, fastest, floor_milliseconds, host_milliseconds, tuning_mode
+from .tuning import NEAR, Key, choice_key, fastest, floor_milliseconds, host_milliseconds, may_be_timed, tuning_mode
 
 __all__ = [
     "ALIGNED",
@@ -59,7 +58,6 @@ __all__ = [
     "fastest_program",
     "fastest_route",
     "grad_like",
-    "may_be_timed",
 ]
 
 KERNEL, STATEMENTS, TORCH = "one kernel", "several statements", "torch operations"
@@ -100,11 +98,6 @@ class _Call:
     @property
     def may_be_timed(self) -> bool:
         return may_be_timed(self.statement.bound.device)
-
-
-def may_be_timed(device: torch.device) -> bool:
-    """Return whether calls on a device may be timed now."""
-    return not (INTERPRETED or tuning_mode() == "off" or (device.type == "cuda" and is_capturing()))
 
 
 _choices: LRUCache[_Choice] = LRUCache(CHOICES)  # by what statements have in common that one kernel runs

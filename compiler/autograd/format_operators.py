@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from ...formats.parts import STACKED, FormatParts, from_parts, memory_of, parts_of, traced_from_parts
-from ...formats.torch_state import PLAIN, UNSAFE_IN_GRAPHS, is_capturing, is_exporting, is_traced, is_transformed
+from ...formats.torch_state import PLAIN, UNSAFE_IN_GRAPHS, is_captured, is_exporting, is_traced, is_transformed
 from ..binding import Meta, SparseFormat, bind, recipe_for
 from ..language import parse
 from ..runtime import owned, planned, replayed
@@ -185,11 +185,7 @@ def _is_unread(call: _Call) -> bool:
     `mode="reduce-overhead"` copies all that a function is given into a graph's own memory, before each replay: such
     coordinates may change, so that the statement takes them as they are, and leaves out what lies outside.
     """
-    return _is_captured(call.values) and _plans_over(call.form, call.shape, call.values, call.coords) is None
-
-
-def _is_captured(tensor: Tensor) -> bool:
-    return tensor.is_cuda and is_capturing()
+    return is_captured(call.values.device) and _plans_over(call.form, call.shape, call.values, call.coords) is None
 
 
 def _run(*arguments: Any) -> Tensor:

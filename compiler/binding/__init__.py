@@ -12,7 +12,7 @@ A file imports only from those above it.
     recipes           how a statement with a format in it is evaluated, worked out once for all formats of a kind
 """
 
-from .bind import Bound, Kinds, Meta, Pointed, bind, kinds_of, row_major, sized
+from .bind import Bound, Kinds, Meta, Pointed, bind, kernel_strides, kinds_of, row_major, sized
 from .bind_errors import INDEX_DTYPES
 from .contraction_path import contraction_path, example_of
 from .layouts import laid_out
@@ -50,6 +50,7 @@ __all__ = [
     "fact_class",
     "grouping",
     "is_sparse",
+    "kernel_strides",
     "kinds_of",
     "known_divisor",
     "laid_out",

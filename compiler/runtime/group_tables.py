@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from ...formats.guard import KeptGuard, Unsaved, address_of, may_keep
-from ...formats.torch_state import is_capturing, is_deterministic
+from ...formats.torch_state import is_captured, is_deterministic
+from ..planning import number_of_tiles
 from .enqueue import Runner, enqueue
 from .launch import INTERPRETED, SEVERAL_GPUS, TRITON_VERSION, on_device
 from .ranges import remember_range, remember_segments
@@ -34,7 +35,6 @@ __all__ = [
     "has_met",
     "meet",
     "new_group_tables",
-    "number_of_tiles",
     "sorted_tables",
 ]
 
@@ -140,11 +140,6 @@ def _built(kind: tuple[object, ...], launch: _Launch) -> Runner:
     return runner
 
 
-def number_of_tiles(length: int, count: int, tile: int) -> int:
-    """Return the tiles of `length` positions: each of `count` values, and -1, has one at most that is not full."""
-    return length if tile == 1 else length // tile + count + 1
-
-
 def group_tables(index: Tensor, count: int, tile: int, keeps_order: bool = False) -> GroupTables:
     """Return the tables of an index tensor [P], whose values are from -1 to `count` - 1, in tiles of `tile` positions.
 
@@ -164,20 +159,17 @@ def group_tables(index: Tensor, count: int, tile: int, keeps_order: bool = False
 
 def meet(index: Tensor) -> None:
     """Note that an index tensor was used: if it is used again, unchanged, its tables are worth being made."""
-    if not _is_captured(index) and _Groups.kept_with(index) is None and may_keep(index) and not index.is_inference():
+    may_meet = not is_captured(index.device) and may_keep(index) and not index.is_inference()
+    if may_meet and _Groups.kept_with(index) is None:
         _Groups(index).keep(index)
 
 
 def has_met(index: Tensor) -> bool:
     """Return whether an index tensor was used before, unchanged since; during a capture, whether it has tables."""
     groups = _Groups.kept_with(index)
-    if groups is None or not _is_captured(index):
+    if groups is None or not is_captured(index.device):
         return groups is not None
     return any(isinstance(tables, _Renewable) for tables in list(groups.tables.values()))
-
-
-def _is_captured(index: Tensor) -> bool:
-    return index.is_cuda and is_capturing()
 
 
 def _remembered(index: Tensor, count: int, tile: int, keeps_order: bool) -> GroupTables:
@@ -187,7 +179,7 @@ def _remembered(index: Tensor, count: int, tile: int, keeps_order: bool) -> Grou
     meet(index)
     groups, key = _Groups.kept_with(index), (count, tile, keeps_order or is_deterministic())
     tables = None if groups is None else groups.tables.get(key)
-    if _is_captured(index):
+    if is_captured(index.device):
         return _for_graph(index, tables) or new_group_tables(index, count, tile, keeps_order)
     assert groups is not None
     if tables is None:

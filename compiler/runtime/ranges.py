@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...formats.guard import KeptGuard, guard_expression, may_keep
-from ...formats.torch_state import is_capturing
+from ...formats.torch_state import is_captured
 from ..binding import Bound, Pointed, SparseFormat
 from ..language import IndexRangeError
 from .recording import paused
@@ -89,7 +89,7 @@ def ascends(index: Tensor) -> bool:
     cached = _Range.kept_with(index)
     if cached is not None and cached.ascends is not None:
         return cached.ascends
-    if (index.is_cuda and is_capturing()) or index.is_meta:
+    if is_captured(index.device) or index.is_meta:
         return False
     with paused():
         answer = bool((index[1:] >= index[:-1]).all())
@@ -166,7 +166,7 @@ def remembered_ranges(*indices: Tensor, ordered: Collection[int] = ()) -> list[t
     for at, (index, known) in enumerate(zip(indices, values)):
         if known is not None:
             continue
-        if (index.is_cuda and is_capturing()) or index.is_meta:
+        if is_captured(index.device) or index.is_meta:
             values[at] = -1, -1
         else:
             unread.setdefault(id(index), []).append(at)
@@ -183,7 +183,7 @@ def segment_lengths(pointers: Tensor) -> tuple[int, int]:
     """Return how many segments there are and the longest one's length, read once; 0 for it during a capture."""
     cached = getattr(pointers, _SEGMENTS, None)
     if cached is None:
-        if pointers.is_cuda and is_capturing():
+        if is_captured(pointers.device):
             return len(pointers) - 1, 0
         with paused():
             longest = int(pointers.diff().max()) if len(pointers) > 1 else 0

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...formats import facts
 from ...formats.facts import Fact, OwnedRows
-from ..binding import Bound, bucket, row_major, shape_class
+from ..binding import Bound, bucket, kernel_strides, row_major, shape_class
 from ..codegen import Config, Flags, emit
 from ..language import Access, Var
 from ..planning import Schedule, Strides, device_of, other_schedules, resized, schedules, strategies
@@ -395,8 +395,7 @@ def emitted_version() -> str:
 def _texts(exemplar: Exemplar) -> Iterator[str]:
     """Yield the choices of an exemplar's candidates, and the source of the first of each kind."""
     bound = exemplar.bound
-    strides = {name: row_major(shape) for name, shape in bound.shapes.items()}
-    strides |= {"": row_major(bound.size), **({" seed": row_major(bound.size)} if bound.is_seeded else {})}
+    strides = kernel_strides(bound, {name: row_major(shape) for name, shape in bound.shapes.items()})
     problem = Problem(
         bound, strides, tuple(bound.shapes), exemplar.fact, exemplar.flags, False, has_order=exemplar.has_order
     )

@@ -15,6 +15,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from ..compiler import (
     OperandError,
+    below_autograd,
     bind,
     gradients_key,
     owned,
@@ -22,7 +23,6 @@ from ..compiler import (
     planned,
     refuse_transforms,
     replay_first,
-    runs_at_once,
 )
 from ..formats.torch_state import PLAIN, UNSAFE_IN_GRAPHS, is_exporting, transforms, uncompiled
 from ..formats.voxels.kernel_map import KernelMap, map_of
@@ -242,10 +242,7 @@ def _differentiable(features: Tensor, weight: Tensor, bias: Tensor | None, *rest
     *parts, is_swapped = rest
     over, tensors = _Over(*parts), (features, weight) if bias is None else (features, weight, bias)
     if not refuse_transforms("a convolution", tensors):
-        if runs_at_once(tensors):
-            return _run(features, weight, bias, *rest)
-        with torch._C._AutoDispatchBelowAutograd():
-            return _convolve(features, weight, bias, *rest)  # type: ignore[no-any-return]
+        return below_autograd(_convolve, _run, tensors, features, weight, bias, *rest)  # type: ignore[no-any-return]
     return _Convolution.apply(features, weight, bias, over, is_swapped)  # type: ignore[no-any-return]
 
 
@@ -253,11 +250,9 @@ def _differentiable_gradients(dOut: Tensor, features: Tensor, weight: Tensor, *r
     """The gradients for autograd: where theirs are wanted in turn, each is an operator of its own."""
     *parts, is_swapped, wanted = rest
     over = _Over(*parts)
-    if not refuse_transforms("the gradient of a convolution", [dOut, features, weight]):
-        if runs_at_once([dOut, features, weight]):
-            return _run_gradients(dOut, features, weight, *rest)
-        with torch._C._AutoDispatchBelowAutograd():
-            return _gradients(dOut, features, weight, *rest)  # type: ignore[no-any-return]
+    tensors = dOut, features, weight
+    if not refuse_transforms("the gradient of a convolution", tensors):
+        return below_autograd(_gradients, _run_gradients, tensors, *tensors, *rest)  # type: ignore[no-any-return]
     grads = list[Tensor]()
     if wanted[0]:
         grads.append(_convolve(dOut, weight, None, *over.backwards, not is_swapped).to(features.dtype))

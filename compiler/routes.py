@@ -38,14 +38,24 @@ from ..formats.torch_state import (
 )
 from ..lru_cache import LRUCache
 from .aligned import AlignedRunner, aligned_of
-from .binding import Bound, bucket
+from .binding import Bound
 from .grouped import GroupedRunner, Kernel, RunnerByCapture, RunnerByIndex, groupings_of
 from .planning import Grouping, Split, device_of
 from .prepared import PreparedStatement, Runner
 from .reference import USUAL, may_stay_half, numbers_held, sums_in_half
 from .runtime import Launcher, on_device, paused
 from .steps import LEAST_GAIN, Step, evaluated, split_of, steps_of
-from .tuning import NEAR, Key, choice_key, fastest, floor_milliseconds, host_milliseconds, may_be_timed, tuning_mode
+from .tuning import (
+    NEAR,
+    Key,
+    bucketed_lengths,
+    choice_key,
+    fastest,
+    floor_milliseconds,
+    host_milliseconds,
+    may_be_timed,
+    tuning_mode,
+)
 
 __all__ = [
     "ALIGNED",
@@ -218,13 +228,13 @@ def grad_like(size: Sequence[int], dtype: torch.dtype) -> Tensor:
 def _program_key(statement: PreparedStatement, variant: Any, tensors: list[Tensor]) -> Key:
     """Return the tuning key of the fastest program; lengths count by their power of two."""
     bound, named = statement.bound, dict(zip(statement.names, tensors))
-    lengths = [(name, bucket(extent)) for name, extent in bound.extents.items()]
-    lengths += [(f"[{dim}]", bucket(extent)) for dim, extent in enumerate(bound.size)]
     padding = ",".join(sorted(statement.padding(variant)))
     learning = ",".join(name for name, tensor in named.items() if tensor.requires_grad)
     rounds = f"; rounds: {may_round_sums(bound.dtype)}" if statement.is_half else ""
     settings = f"-1 in {padding}; gradients of {learning}; winners: {statement.wants_winners}{rounds}"
-    return choice_key(f"program of {bound.statement}", named, lengths, settings, False, torch.__version__)
+    return choice_key(
+        f"program of {bound.statement}", named, bucketed_lengths(bound), settings, False, torch.__version__
+    )
 
 
 # the routes: each returns what makes its runner, or None where a statement does not have it

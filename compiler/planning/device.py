@@ -16,7 +16,6 @@ __all__ = [
     "A100",
     "B200",
     "DEVICES",
-    "H100",
     "H200",
     "L40S",
     "MI300X",
@@ -213,7 +212,6 @@ H200 = Device(
     vector_flops=0.508e12,
     tensor_cores=_tensor_cores("wgmma", WIDE_MMA),
 )
-H100 = replace(H200, name="NVIDIA H100", bandwidth=3.35e12)
 B200 = Device(
     name="NVIDIA B200",
     architecture="sm_100",

@@ -21,7 +21,17 @@ A file imports only from those above it.
 from .autotune import Timing, cached_launcher, choose, fastest, host_milliseconds, recall, refusals, tune
 from .cost import NEAR, floor_milliseconds, predicted_milliseconds
 from .joint import JointProblem, joint_problem
-from .problem import Candidate, Problem, candidates, choice_key, device_name, digest, generator_version, is_uneven
+from .problem import (
+    Candidate,
+    Problem,
+    bucketed_lengths,
+    candidates,
+    choice_key,
+    device_name,
+    digest,
+    generator_version,
+    is_uneven,
+)
 from .search import FIRST, Search, next_batch
 from .settings import may_be_timed, tuning_mode
 from .tuning_cache import Key
@@ -38,6 +48,7 @@ __all__ = [
     "Search",
     "Timing",
     "Tuned",
+    "bucketed_lengths",
     "cached_launcher",
     "candidates",
     "choice_key",

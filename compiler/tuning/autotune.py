@@ -24,8 +24,7 @@ from .captured import captured
 from .problem import Candidate, Problem, candidates, device_name, resize
 from .search import BUILDERS, Search
 from .settings import is_tuning_on, may_be_timed, tuning_mode
-from .tuning_cache import Config as Choices
-from .tuning_cache import Entry, Key, TuningCache
+from .tuning_cache import Choices, Entry, Key, TuningCache
 
 __all__ = [
     "BUILDERS",

@@ -27,12 +27,12 @@ from .exemplars import EXEMPLARS, Exemplar
 from .footprint import fitted
 from .settings import tuning_mode
 from .space import configs, spread
-from .tuning_cache import Config as Choices
-from .tuning_cache import Key
+from .tuning_cache import Choices, Key
 
 __all__ = [
     "Candidate",
     "Problem",
+    "bucketed_lengths",
     "candidates",
     "choice_key",
     "device_name",
@@ -328,6 +328,12 @@ def _apart(candidates_of_it: Iterable[Candidate]) -> tuple[Schedule, tuple[Confi
     """Return the schedule that candidates share, and their configs."""
     ways = tuple(candidates_of_it)
     return ways[0].schedule, tuple(way.config for way in ways)
+
+
+def bucketed_lengths(bound: Bound) -> list[tuple[str, int]]:
+    """Return the extents of a statement and the lengths of its output by their power of two, for a `choice_key`."""
+    named = *bound.extents.items(), *((f"[{dim}]", length) for dim, length in enumerate(bound.size))
+    return [(name, bucket(length)) for name, length in named]
 
 
 def choice_key(

@@ -13,10 +13,10 @@ from ..formats.facts import Fact
 from ..formats.torch_state import is_captured, uses_tensor_cores
 from ..lru_cache import LRUCache
 from .binding import kernel_strides
-from .grouped import Kernel
+from .grouped import Kernel, by_kernel
 from .language import Statement
 from .planning import Aligned, AlignedCopy, aligned, device_of
-from .prepared import PreparedStatement, prepare
+from .prepared import PreparedStatement
 from .runtime import active, paused, remember_range
 
 __all__ = ["AlignedRunner", "aligned_of"]
@@ -88,10 +88,7 @@ class AlignedRunner:
 
     def _moved(self, statement: Statement, names: list[str], tensors: list[Tensor], size: tuple[int, ...]) -> Tensor:
         """Return what a statement copies, by one kernel: torch copies rows of odd lengths in half the speed."""
-        copying = prepare(str(statement), ",".join(names), size, tensors, None)
-        variant = copying.variant(tensors)
-        runner = copying.runner(variant, lambda: self.kernel(copying, variant, tensors, None, 0.0))
-        return runner(tensors, None)  # type: ignore[return-value]
+        return by_kernel(self.kernel, str(statement), names, size, tensors)  # type: ignore[return-value]
 
 
 def _positions(count: int, length: int, device: torch.device) -> Tensor:

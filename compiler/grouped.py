@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -17,10 +17,25 @@ from .planning import Grouping, device_of, groupings
 from .prepared import PreparedStatement, Result, Runner, as_one_step, prepare
 from .runtime import GroupTables, active, ascends, group_tables, has_met, meet, new_group_tables
 
-__all__ = ["GroupedRunner", "Kernel", "RunnerByCapture", "RunnerByIndex", "groupings_of"]
+__all__ = ["GroupedRunner", "Kernel", "RunnerByCapture", "RunnerByIndex", "by_kernel", "groupings_of"]
 
 # by a statement, its variant, its tensors, a fact about them and the milliseconds of another route, or 0
 Kernel = Callable[[PreparedStatement, Any, list[Tensor], Fact | None, float], Runner]
+
+
+def by_kernel(
+    kernel: Kernel,
+    text: str,
+    names: Sequence[str],
+    size: tuple[int, ...],
+    tensors: list[Tensor],
+    fact: Fact | None = None,
+    wants_winners: bool = False,
+) -> Result:
+    """Return the value of a statement as one kernel, whose runner is kept; `kernel` returns it for new layouts."""
+    statement = prepare(text, ",".join(names), size, tensors, fact, wants_winners)
+    variant = statement.variant(tensors)
+    return statement.runner(variant, lambda: kernel(statement, variant, tensors, fact, 0.0))(tensors, fact)
 
 
 def groupings_of(statement: PreparedStatement, tensors: list[Tensor], fact: Fact | None = None) -> tuple[Grouping, ...]:
@@ -77,10 +92,7 @@ class GroupedRunner:
         passed = [named[name] for name in self.names]
         grouped_fact = self._fact(tables) if fact is None else fact
         bound, wants_winners = self.statement.bound, self.statement.wants_winners
-        grouped = prepare(self.text, ",".join(self.names), bound.size, passed, grouped_fact, wants_winners)
-        variant = grouped.variant(passed)
-        runner = grouped.runner(variant, lambda: self.kernel(grouped, variant, passed, grouped_fact, 0.0))
-        result = runner(passed, grouped_fact)
+        result = by_kernel(self.kernel, self.text, self.names, bound.size, passed, grouped_fact, wants_winners)
         if not isinstance(result, tuple) or ascends(tensors[self.at]):
             return result
         reduced = bound.statement.reduced

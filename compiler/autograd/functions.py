@@ -229,7 +229,7 @@ def _value(call: _Call, tensors: Sequence[Tensor]) -> Tensor:
 def _traced_gradients(
     expr: str, names: Sequence[str], needs_grads: Sequence[bool], operands: Mapping[str, Tensor], grad_output: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradient of each tensor that needs one, for a tracer, which sees one operator for several; else None."""
+    """Return the gradient of each tensor that needs one, else None, for a tracer: it sees one operator for several."""
     wanted = [name for name, needs_grad in zip(names, needs_grads) if needs_grad]
     computed = traced_gradients(expr, wanted, operands, grad_output)
     grads = all_gradients(_as_operators, expr, wanted, operands, grad_output, computed)

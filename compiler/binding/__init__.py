@@ -16,7 +16,7 @@ from .bind import Bound, Kinds, Meta, Pointed, bind, kernel_strides, kinds_of, r
 from .bind_errors import INDEX_DTYPES
 from .contraction_path import contraction_path, example_of
 from .layouts import laid_out
-from .recipes import grouping, recipe_for
+from .recipes import recipe_for, sparse_operand
 from .rewrite import sparse_factor
 from .shape_class import SHORT_LENGTH, bucket, fact_class, known_divisor, power_of_two, shape_class
 from .sparse_protocol import (
@@ -48,7 +48,6 @@ __all__ = [
     "contraction_path",
     "example_of",
     "fact_class",
-    "grouping",
     "is_sparse",
     "kernel_strides",
     "kinds_of",
@@ -62,5 +61,6 @@ __all__ = [
     "shape_class",
     "sized",
     "sparse_factor",
+    "sparse_operand",
     "whole_along",
 ]

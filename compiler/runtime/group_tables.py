@@ -204,7 +204,7 @@ def _for_graph(index: Tensor, tables: GroupTables | _Renewable | None) -> GroupT
 
 
 def new_group_tables(index: Tensor, count: int, tile: int, keeps_order: bool = False) -> GroupTables:
-    """Return what `group_tables` does, made now."""
+    """Return new tables of an index tensor, which are not remembered with it; `group_tables` says what they are."""
     tables = _made(index, count, tile, keeps_order)
     return tables.tables if isinstance(tables, _Renewable) else tables
 

@@ -251,7 +251,7 @@ def _by_key(
     owned: Owner | tuple[()] | None,
     facts: int,
 ) -> Any:
-    """Return what `planned` does, for a call that no guard of a recent layout accepts: its plan is found by a key."""
+    """Return the result of a call that no guard of a recent layout accepts: by a plan that a key finds, or recorded."""
     call_key, numbers, *_ = recent_key
     settings = (kind, call_key), numbers, len(tensors), float32_precision(), is_deterministic()
     key = _key(settings, tensors)

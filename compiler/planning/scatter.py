@@ -279,6 +279,7 @@ class Start:
 
     @property
     def free(self) -> tuple[str, ...]:
+        """The index names of the output."""
         return self.output.names
 
     @property

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import chain, combinations, product
+from typing import Any
 
 import torch
 
@@ -28,7 +29,7 @@ from .constant_tables import line_of_access
 from .contraction import SHORT, Dot, Node, Sum, contract, dots, leaves, multiply
 from .device import device_of, line_of
 from .movement import WARP_ROW, Tiling, contiguity, run_name, tilings, widened
-from .scatter import Factor, Flat, Merged, OneHot, Owner, Start, is_in_set, is_varying, owned_by, owned_rows
+from .scatter import OneHot, Start, is_in_set, is_varying, owned_by, owned_rows
 from .stretches import is_crowded, reads_stretches, stretch
 
 __all__ = [
@@ -60,30 +61,22 @@ MOST_ENTRIES = 512
 LARGEST_TILE, LEAST_TILE = 4096, 16
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """A bound statement with a role for every index; prints as a table."""
+@dataclass(frozen=True, kw_only=True)
+class Schedule(Start):
+    """A statement as its scatter strategy has rewritten it, with a role for every index; prints as a table."""
 
-    bound: Bound
-    strategy: str
-    output: Access
-    factors: tuple[Factor, ...]
-    extents: Mapping[str, int]
     roles: Mapping[str, str]
     tree: Node | None
-    owner: Owner | None = None
-    shared_index: str = ""  # the index tensor of rows that several groups may add to; "" where nothing tells which do
     is_shared: bool = False  # several programs share one sum, each with a part of the longest loop
     has_copies: bool = False  # programs write to copies of the output, which a second kernel sums
-    merged: Merged | None = None
     tables: Tables = field(default_factory=dict)  # whose numbers the source holds
-    flats: tuple[Flat, ...] = ()
     along: str = ""  # the axis along memory of a sum that reads stretches of it
     form: str = ""  # of a statement that moves data: rows, flat, turned, looped, runs
 
-    @cached_property
-    def free(self) -> tuple[str, ...]:
-        return self.output.names
+    @staticmethod
+    def from_start(start: Start, **more: Any) -> Schedule:
+        """Return a rewritten statement with the roles, the tree and whatever else a schedule has."""
+        return Schedule(**{each.name: getattr(start, each.name) for each in fields(Start)}, **more)
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
@@ -364,9 +357,7 @@ def unrolled_schedule(start: Start, strides: Strides, tables: Tables) -> Schedul
     roles = {name: "grid" for name in others if name not in axes and name not in unrolled}
     roles.update({name: "step" if name in summed else "tile" for name in axes})
     roles.update(dict.fromkeys(unrolled, "unrolled"))
-    return Schedule(
-        start.bound, start.strategy, start.output, start.factors, start.extents, roles, tree=None, tables=tables
-    )
+    return Schedule.from_start(start, roles=roles, tree=None, tables=tables)
 
 
 def _unrolled_axes(start: Start, strides: Strides, names: list[str]) -> list[str]:
@@ -416,21 +407,7 @@ def _finish(
         if name not in roles and name not in steps:
             roles[name] = "merged" if name in together else "loop"
     roles.update(dict.fromkeys(steps, "step"))
-    return Schedule(
-        start.bound,
-        start.strategy,
-        start.output,
-        start.factors,
-        start.extents,
-        roles,
-        tree,
-        start.owner,
-        start.shared_index,
-        merged=start.merged,
-        flats=start.flats,
-        along=along,
-        form=form,
-    )
+    return Schedule.from_start(start, roles=roles, tree=tree, along=along, form=form)
 
 
 def _tree(start: Start, tiles: tuple[str, ...], steps: tuple[str, ...], use_dot: bool) -> Node | None:

@@ -19,7 +19,7 @@ A file imports only from those above it.
 """
 
 from .autotune import Timing, cached_launcher, choose, fastest, host_milliseconds, recall, refusals, tune
-from .cost import NEAR, floor_milliseconds, predicted_milliseconds
+from .cost import NEAR, floor_milliseconds
 from .joint import JointProblem, joint_problem
 from .problem import (
     Candidate,
@@ -66,7 +66,6 @@ __all__ = [
     "joint_problem",
     "may_be_timed",
     "next_batch",
-    "predicted_milliseconds",
     "recall",
     "refusals",
     "tune",

@@ -23,7 +23,7 @@ from ..planning import VECTOR_BYTES, Device, Schedule, Strides, number_at
 from .footprint import accumulators, computed_operands, shared_bytes
 from .streams import stream_seconds
 
-__all__ = ["NEAR", "Cost", "JointCost", "floor_milliseconds", "predicted_milliseconds"]
+__all__ = ["NEAR", "Cost", "JointCost", "floor_milliseconds"]
 
 NEAR = 0.85  # of the floor: a route that comes so near leaves nothing worth building a kernel for
 REACHED = 0.9  # of a device's bandwidth: what a copy reaches (`make bench CASES=bench/cases/test_roof.py`)
@@ -66,21 +66,6 @@ def floor_milliseconds(
     rate = device.flops(bound.dtype.itemsize) if uses_tensor_cores else device.multiprocessors * device.vector_flops
     launches = (1 + len(between)) * device.launch_gap
     return 1e3 * max(launches, (bytes_moved + cached) / (REACHED * device.bandwidth), flops / rate)
-
-
-def predicted_milliseconds(
-    schedule: Schedule,
-    config: Config,
-    strides: Strides,
-    device: Device,
-    precision: str = "tf32",
-    in_order: Collection[str] = (),
-) -> float:
-    """Return about how long a candidate takes.
-
-    `precision` is that of a float32 dot; the index tensors `in_order` ascend.
-    """
-    return Cost(schedule, config, strides, device, precision, schedule.extents, in_order).milliseconds
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,12 @@ class Problem:
         """Return a launcher of a problem of the same signature with the sizes of this one."""
         return resize(launcher, self.bound, self.fact)
 
+    def cost(self, schedule: Schedule, config: Config, extents: Mapping[str, int] | None = None) -> Cost:
+        """Return what a candidate costs, for these extents or those of the schedule."""
+        extents = schedule.extents if extents is None else extents
+        settings = device_of(self.bound.device), self.flags.precision, extents, self.in_order
+        return Cost(schedule, config, self.strides, *settings)
+
     @cached_property
     def signature(self) -> object:
         """All that a kernel's source and its tuned config depend on; long sizes that vary count by their class.
@@ -203,16 +209,7 @@ class Candidate:
             **{f"block_{name}": block for name, block in config.blocks},
             "num_warps": config.num_warps,
             "num_stages": config.num_stages,
-            "swap": config.swap,
-            "reverse": config.reverse,
-            "parts": config.parts,
-            "rows": config.rows,
-            "longest_first": config.longest_first,
-            "copies": config.copies,
-            "run": config.run,
-            "aligned": config.is_aligned,
-            "evicts": config.evicts,
-            "ahead": config.is_ahead,
+            **config.options,
         }
 
     def __str__(self) -> str:
@@ -272,9 +269,8 @@ def _configs(problem: Problem, schedule: Schedule, full: bool, is_preferred: boo
 
 def _by_prediction(problem: Problem, schedule: Schedule, listed: Iterable[Config]) -> tuple[Config, ...]:
     """Return configs in the order of the cost model, those that seem to spill last: the first is taken untimed."""
-    device, precision, lengths = device_of(problem.bound.device), problem.flags.precision, _lengths(problem, schedule)
-    settings = problem.strides, device, precision, lengths, problem.in_order
-    costs = {config: Cost(schedule, config, *settings) for config in listed}
+    lengths = _lengths(problem, schedule)
+    costs = {config: problem.cost(schedule, config, lengths) for config in listed}
     return tuple(sorted(costs, key=lambda config: (costs[config].spills, costs[config].milliseconds)))
 
 
@@ -302,10 +298,10 @@ def _predicted(problem: Problem, schedule: Schedule, listed: Collection[Config])
         return []
     if schedule.along or schedule.has_copies:  # those listed come from a model of their own
         return []
-    device, precision, lengths = device_of(problem.bound.device), problem.flags.precision, _lengths(problem, schedule)
+    lengths = _lengths(problem, schedule)
     costs = [
-        (Cost(schedule, config, problem.strides, device, precision, lengths, problem.in_order), at, config)
-        for at, config in enumerate(spread(schedule, device))
+        (problem.cost(schedule, config, lengths), at, config)
+        for at, config in enumerate(spread(schedule, device_of(problem.bound.device)))
         if config not in listed
     ]
     others = [(cost.milliseconds, at, config) for cost, at, config in costs if not cost.spills]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Union
 
 from ...formats.facts import ConstantTables, Fact, OwnedRows, WrittenOnce, piece_count
@@ -252,7 +253,7 @@ class Start:
         if self.bound.statement.is_sum:
             single = [name for name in self.summed if self.extents[name] == 1 and not is_varying(self.bound, name)]
             swap |= {Var(name): Const(0) for name in single}
-        factors = tuple(substituted(factor, swap) for factor in self.factors if isinstance(factor, Access))
+        factors = tuple(substituted(factor, swap) for factor in self.accesses)
         owner = Owner(row, segment, access.name, is_cut, is_packed)
         extents = {**self.extents, row: owned_rows(self.bound, fact, is_cut)}
         return replace(self, output=output, factors=factors, extents=extents, owner=owner)
@@ -282,12 +283,21 @@ class Start:
         """The index names of the output."""
         return self.output.names
 
+    @cached_property
+    def accesses(self) -> tuple[Access, ...]:
+        """The factors that read a tensor, in order."""
+        return tuple(factor for factor in self.factors if isinstance(factor, Access))
+
     @property
     def summed(self) -> tuple[str, ...]:
         names = dict.fromkeys(name for factor in self.factors for name in factor.names)
         if self.owner is not None:
             names.setdefault(self.owner.segment)
         return tuple(name for name in names if name not in self.free)
+
+    def parts_of(self, axis: str) -> tuple[str, ...]:
+        """Return the index names that an axis holds, the fastest last: itself, or those of a flattened axis."""
+        return next((flat.parts for flat in self.flats if flat.name == axis), (axis,))
 
     def varies_over(self, factor: Factor) -> set[str]:
         """Return the names that a factor's tile depends on; groups depend on the row that owns them."""

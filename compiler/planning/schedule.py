@@ -104,7 +104,7 @@ class Schedule(Start):
             return False
         if merged is None:
             return len(output[0].indices) == 1
-        inside = [access for factor in self.factors if isinstance(factor, Access) for access in factor.indirections]
+        inside = [access for factor in self.accesses for access in factor.indirections]
         return self.holds_set and not any(merged.inner in access.names for access in inside)
 
     @cached_property
@@ -218,9 +218,8 @@ class Schedule(Start):
 
     def is_kept(self, axis: str) -> bool:
         """Whether the output has a tile axis, so that nothing is summed over it."""
-        parts = next((flat.parts for flat in self.flats if flat.name == axis), ())
         is_merged = self.merged is not None and axis == self.merged.name
-        return axis in self.free or is_merged or bool(parts and parts[0] in self.free)
+        return is_merged or self.parts_of(axis)[0] in self.free
 
     def names(self, *roles: str) -> tuple[str, ...]:
         return tuple(name for name, role in self.roles.items() if role in roles)
@@ -329,7 +328,7 @@ def unrolled_schedule(start: Start, strides: Strides, tables: Tables) -> Schedul
     """
     if not tables or start.strategy not in ("store", "store-once", "atomic") or not start.bound.statement.is_sum:
         return None
-    roots = [start.output, *(factor for factor in start.factors if isinstance(factor, Access))]
+    roots = [start.output, *start.accesses]
     reads = [access for root in roots for access in walk(root) if access.name in tables]
     if {access.name for access in reads} != {*tables}:
         return None
@@ -524,14 +523,13 @@ def _moved_elements(start: Start, axes: Sequence[tuple[str, ...]], strides: Stri
             left /= blocks[name]
     programs = math.prod(start.extents[name] / blocks[name] for name in start.free)
     total = 0.0
-    for access in (start.output, *start.factors):
-        if isinstance(access, Access):
-            own = [name for name in access.names if name in start.free]
-            tile = math.prod(blocks[name] for name in own)
-            steps = math.prod(start.extents[name] for name in access.names if name not in own)
-            strided = zip(access.indices, strides["" if access is start.output else access.name])
-            unit = {index.name for index, stride in strided if isinstance(index, Var) and stride == 1}
-            total += programs * tile * steps * (alone if unit and not unit & {*chain(*axes)} else 1)
+    for access in (start.output, *start.accesses):
+        own = [name for name in access.names if name in start.free]
+        tile = math.prod(blocks[name] for name in own)
+        steps = math.prod(start.extents[name] for name in access.names if name not in own)
+        strided = zip(access.indices, strides["" if access is start.output else access.name])
+        unit = {index.name for index, stride in strided if isinstance(index, Var) and stride == 1}
+        total += programs * tile * steps * (alone if unit and not unit & {*chain(*axes)} else 1)
     return total
 
 

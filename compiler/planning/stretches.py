@@ -26,7 +26,7 @@ def stretch(start: Start, strides: Mapping[str, tuple[int, ...]], name: str) -> 
     Every access over one of them has all of them, side by side, so that one axis may run over them all.
     """
     is_summed = name in start.summed
-    factors = [factor for factor in start.factors if isinstance(factor, Access)]
+    factors = start.accesses
     accesses = factors if is_summed else [start.output, *factors]
     if len(factors) < len(start.factors) or not (is_summed or name in start.free):
         return (name,)

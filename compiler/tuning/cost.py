@@ -146,7 +146,7 @@ class Cost:
     def entries(self) -> int:
         """How many products a program makes of each element: one for each number of the tables that is not 0."""
         schedule = self.schedule
-        held = [factor for factor in schedule.factors if isinstance(factor, Access) and factor.name in schedule.tables]
+        held = [factor for factor in schedule.accesses if factor.name in schedule.tables]
         if not held:
             return 1
         shape = schedule.bound.shapes[held[0].name]
@@ -157,7 +157,7 @@ class Cost:
     def held_of(self) -> dict[str, float]:
         """How many registers of a thread hold the tiles of each tensor of constant tables, and "" the sums of a run."""
         schedule, threads = self.schedule, self.config.num_warps * self.device.warp_width
-        held = {f.name: f for f in schedule.factors if isinstance(f, Access) and self.is_read(f)}
+        held = {access.name: access for access in schedule.accesses if self.is_read(access)}
         held |= {"": schedule.output} if schedule.run else {}
         elements = {name: prod(self.blocks.get(axis, 1) for axis in access.names) for name, access in held.items()}
         return {name: self.tiles_of(access) * max(1.0, elements[name] / threads) for name, access in held.items()}
@@ -190,9 +190,7 @@ class Cost:
     def loaded_of(self) -> dict[str, float]:
         """Bytes of each tensor that all programs read, from the cache or from memory."""
         schedule, loaded = self.schedule, dict[str, float]()
-        for factor in schedule.factors:
-            if not isinstance(factor, Access):
-                continue
+        for factor in schedule.accesses:
             for access in (factor, *factor.indirections):
                 if not self.is_read(access):
                     continue

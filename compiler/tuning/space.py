@@ -16,7 +16,7 @@ from math import prod
 
 from ..binding import power_of_two
 from ..codegen import Config
-from ..language import Access, Var
+from ..language import Var
 from ..planning import (
     LARGEST_TILE,
     MOST_ENTRIES,
@@ -264,9 +264,8 @@ class Space:
         if len(schedule.axes) < 2:
             return False
         name = schedule.axes[-1]
-        names = next((flat.parts for flat in schedule.flats if flat.name == name), (name,))
-        factors = [factor for factor in schedule.factors if isinstance(factor, Access) and factor.indirections]
-        return any({*names} & {*factor.names} for factor in factors)
+        names = {*schedule.parts_of(name)}
+        return any(names & {*factor.names} for factor in schedule.accesses if factor.is_indirect)
 
     @cached_property
     def rows_traits(self) -> Traits:
@@ -330,7 +329,7 @@ class Space:
         summed axis is walked in blocks.
         """
         schedule, axes = self.schedule, self.schedule.axes
-        accesses = [access for access in (schedule.output, *schedule.factors) if isinstance(access, Access)]
+        accesses = [schedule.output, *schedule.accesses]
         widest = [access.indices[-1] for access in accesses if {*axes} <= {*access.names}]
         if not widest or not isinstance(widest[-1], Var) or widest[-1].name not in axes:
             return
@@ -514,7 +513,7 @@ class Space:
         322,981 of 207, which fill a thread's registers, 0.091 and not 0.076.
         """
         schedule = self.schedule
-        is_indirect = any(isinstance(factor, Access) and factor.indirections for factor in schedule.factors)
+        is_indirect = any(factor.is_indirect for factor in schedule.accesses)
         owner = schedule.owner
         may_be_ahead = is_indirect and bool(schedule.names("segment") if owner is not None else schedule.run)
         for config in ways:

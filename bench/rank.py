@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from insum_ops.compiler.planning import device_of
 from insum_ops.compiler.prepared import prepare
-from insum_ops.compiler.tuning import FIRST, predicted_milliseconds, tune
+from insum_ops.compiler.tuning import FIRST, tune
 
 from .results import ResultsError
 from .suite import SUITE
@@ -70,9 +69,8 @@ def _rows(workload: Workload, seed: int) -> Iterator[dict[str, Any]]:
     if not problem.ways or len(statement.bound.statement.accesses) > 2:  # of more factors all products are too many
         return
     timings, _ = tune(problem, tensors, None)
-    settings = problem.strides, device_of(problem.bound.device), problem.flags.precision, problem.in_order
     pairs = [
-        (predicted_milliseconds(way.schedule, way.config, *settings), timing.milliseconds)
+        (problem.cost(way.schedule, way.config).milliseconds, timing.milliseconds)
         for timing in timings
         if (way := timing.candidate) and not isinstance(way, str) and timing.milliseconds is not None
     ]

@@ -1,6 +1,7 @@
 """Statements to kernels: the compiler, as the layers see it. `pipeline` is where to begin reading."""
 
 from .autograd import (
+    below_autograd,
     composite,
     direct_apply,
     gradients_key,
@@ -11,7 +12,6 @@ from .autograd import (
     run_plain,
     run_plain_with_winners,
     run_several,
-    runs_at_once,
     separate_gradients,
     takes_composites,
     unbatch_gradients,
@@ -121,6 +121,7 @@ __all__ = [
     "UnsupportedError",
     "Var",
     "active",
+    "below_autograd",
     "bind",
     "bucket",
     "cache_dir",
@@ -170,7 +171,6 @@ __all__ = [
     "run_plain",
     "run_plain_with_winners",
     "run_several",
-    "runs_at_once",
     "separate_gradients",
     "shortened",
     "takes_composites",

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from ..formats.facts import Fact
-from ..formats.torch_state import is_capturing, uses_tensor_cores
+from ..formats.torch_state import is_captured, uses_tensor_cores
 from ..lru_cache import LRUCache
-from .binding import row_major
-from .grouped import Kernel
+from .binding import kernel_strides
+from .grouped import Kernel, by_kernel
 from .language import Statement
 from .planning import Aligned, AlignedCopy, aligned, device_of
-from .prepared import PreparedStatement, prepare
+from .prepared import PreparedStatement
 from .runtime import active, paused, remember_range
 
 __all__ = ["AlignedRunner", "aligned_of"]
@@ -29,8 +29,7 @@ _tables: LRUCache[Tensor] = LRUCache(TABLES)  # by the positions that exist, all
 def aligned_of(statement: PreparedStatement, tensors: list[Tensor]) -> Aligned | None:
     """Return the statements of a product over aligned copies of these tensors; None if they gain nothing."""
     bound = statement.bound
-    strides = {name: tensor.stride() for name, tensor in zip(statement.names, tensors)}
-    strides[""] = row_major(bound.size)
+    strides = kernel_strides(bound, {name: tensor.stride() for name, tensor in zip(statement.names, tensors)})
     return aligned(bound, strides, device_of(bound.device), uses_tensor_cores(bound.dtype))
 
 
@@ -89,10 +88,7 @@ class AlignedRunner:
 
     def _moved(self, statement: Statement, names: list[str], tensors: list[Tensor], size: tuple[int, ...]) -> Tensor:
         """Return what a statement copies, by one kernel: torch copies rows of odd lengths in half the speed."""
-        copying = prepare(str(statement), ",".join(names), size, tensors, None)
-        variant = copying.variant(tensors)
-        runner = copying.runner(variant, lambda: self.kernel(copying, variant, tensors, None, 0.0))
-        return runner(tensors, None)  # type: ignore[return-value]
+        return by_kernel(self.kernel, str(statement), names, size, tensors)  # type: ignore[return-value]
 
 
 def _positions(count: int, length: int, device: torch.device) -> Tensor:
@@ -105,6 +101,6 @@ def _positions(count: int, length: int, device: torch.device) -> Tensor:
             positions[count:] = -1
             table = positions.to(device)  # which waits for it: other streams read it too
             remember_range(table, -1 if count < length else 0, count - 1)
-        if device.type != "cuda" or not is_capturing():
+        if not is_captured(device):
             _tables[key] = table
     return table

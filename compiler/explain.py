@@ -17,7 +17,7 @@ from .grouped import groupings_of
 from .language import Statement, UnsupportedError, parse
 from .pipeline import runner_of
 from .planning import Schedule, Split, strategies
-from .prepared import prepare, problem_for
+from .prepared import PreparedStatement, prepare, problem_for
 from .reference import lower
 from .routes import ALIGNED, CLEAR, GROUPED, KERNEL, STATEMENTS, TORCH, chosen_route
 from .row_order import grouped
@@ -45,10 +45,10 @@ class Explanation:
     rewritten: Statement | None  # without the sparse format; None: there is none
     extents: Mapping[str, int]
     graph: fx.GraphModule
-    schedule: Schedule | None  # None, like what follows: there is no kernel, `why_no_kernel` says why
-    config: Config | None
-    is_tuned: bool  # the config was measured to be the best
-    source: str | None
+    schedule: Schedule | None = None  # None, like what follows: there is no kernel, `why_no_kernel` says why
+    config: Config | None = None
+    is_tuned: bool = False  # the config was measured to be the best
+    source: str | None = None
     why_no_kernel: str = ""
     refused: tuple[tuple[Candidate, str], ...] = ()  # ways for which no kernel could be built, and why
     route: str = KERNEL  # or several statements, or torch operations
@@ -115,6 +115,11 @@ class _Call:
         """True for a `max` or `min` whose gradient is wanted: its kernel stores the winners' positions too."""
         return not self.statement.is_sum and any(tensor.requires_grad for tensor in self.tensors.values())
 
+    def prepared(self, fact: Fact | None) -> PreparedStatement:
+        """Return the indirect statement over its tensors as `pipeline` prepares it."""
+        values = list(self.tensors.values())
+        return prepare(self.expr, ",".join(self.tensors), self.size, values, fact, self.wants_winners)
+
 
 @torch.no_grad()
 def explanation_of(expr: str, operands: Operands, size: Sequence[int] | None = None) -> Explanation:
@@ -124,7 +129,7 @@ def explanation_of(expr: str, operands: Operands, size: Sequence[int] | None = N
     rewritten = None if call.expr is expr else bound.statement
     extents = {**call.bound.extents, **bound.extents}
     padded = None if bound.device.type == "meta" else check_ranges(bound, call.tensors)
-    graph = lower(bound, padded, call.wants_winners)
+    stages = call.statement, rewritten, extents, lower(bound, padded, call.wants_winners)
     fact = call.fact
     if fact is not None and bound.device.type == "meta":  # where no lengths of rows can be read
         fact = fact.without_tensors()
@@ -134,28 +139,26 @@ def explanation_of(expr: str, operands: Operands, size: Sequence[int] | None = N
     if route == STATEMENTS:
         parts = split_of(bound, padded or (), LEAST_GAIN)
     if route != KERNEL:
-        why = ROUTES[route]
-        return Explanation(call.statement, rewritten, extents, graph, None, None, False, None, why, (), route, parts)
+        return Explanation(*stages, why_no_kernel=ROUTES[route], route=route, split=parts)
     ways = () if bound.is_empty else candidates(problem)
     if not ways:
         why = "no product is formed" if bound.is_empty else _why_no_way(bound.statement)
-        return Explanation(call.statement, rewritten, extents, graph, None, None, False, None, why)
+        return Explanation(*stages, why_no_kernel=why)
     refused = refusals(problem)
     left = [way for way in ways if way not in [candidate for candidate, _ in refused]]
     if not left:
         why = f"none of the {len(ways)} that there are could be built"
-        return Explanation(call.statement, rewritten, extents, graph, None, None, False, None, why, refused)
+        return Explanation(*stages, why_no_kernel=why, refused=refused)
     tuned = recall(problem)
     way, is_tuned = tuned or left[0], tuned is not None
     chosen = way.schedule, way.config, is_tuned, problem.launcher(way).kernel.source
-    return Explanation(call.statement, rewritten, extents, graph, *chosen, refused=refused, split=parts)
+    return Explanation(*stages, *chosen, refused=refused, split=parts)
 
 
 def _route(call: _Call, bound: Bound, fact: Fact | None, parts: Split | None) -> str:
     """Return the route of a call: the one that was timed to be the fastest, or the one that goes untimed."""
     if not bound.is_empty:
-        values = list(call.tensors.values())
-        prepared = prepare(call.expr, ",".join(call.tensors), call.size, values, fact, call.wants_winners)
+        values, prepared = list(call.tensors.values()), call.prepared(fact)
         is_timed = bound.device.type == "cuda"
         chosen = chosen_route(prepared, prepared.variant(values), fact) if is_timed else None
         if chosen is not None:
@@ -175,8 +178,7 @@ def tuning_of(expr: str, operands: Operands, size: Sequence[int] | None = None, 
     if call.bound.device.type != "cuda":
         where = f"these are on {call.bound.device}"
         raise UnsupportedError(f"tuning needs CUDA tensors, but {where}; move them with .cuda()")
-    values = list(call.tensors.values())
-    prepared = prepare(call.expr, ",".join(call.tensors), call.size, values, call.fact, call.wants_winners)
+    values, prepared = list(call.tensors.values()), call.prepared(call.fact)
     if prepared.bound.is_empty:
         raise UnsupportedError("there is nothing to tune: no product is formed, so no kernel runs")
     has_kernel = bool(strategies(prepared.bound, prepared.fact))

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..formats.torch_state import HALF, is_deterministic, may_round_sums, rounds_float32
 from ..lru_cache import LRUCache
-from .binding import Bound, Meta, bind, row_major
+from .binding import Bound, Meta, bind, kernel_strides, row_major
 from .codegen import Flags
 from .language import UnsupportedError, parse
 from .planning import resized
@@ -148,9 +148,7 @@ def _problem(expr: str, names: str, kinds: Sequence[tuple[torch.dtype, torch.dev
         sum_dtype=torch.float32 if example.sums_in_float32 else None,
         is_wide=example.is_wide,
     )
-    strides = {**dict(zip(order, example.strides)), "": row_major(bound.size)}
-    if bound.is_seeded:
-        strides[" seed"] = strides[bound.statement.output.name]
+    strides = kernel_strides(bound, dict(zip(order, example.strides)))
     return Problem(bound, strides, order, None, flags, example.deterministic)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -11,16 +11,31 @@ import torch
 from torch import Tensor
 
 from ..formats.facts import ConstantTables, Fact, OwnedRows, WrittenOnce
-from ..formats.torch_state import is_capturing, is_deterministic, uses_tensor_cores
-from .binding import row_major
+from ..formats.torch_state import is_captured, is_capturing, is_deterministic, uses_tensor_cores
+from .binding import kernel_strides
 from .planning import Grouping, device_of, groupings
 from .prepared import PreparedStatement, Result, Runner, as_one_step, prepare
 from .runtime import GroupTables, active, ascends, group_tables, has_met, meet, new_group_tables
 
-__all__ = ["GroupedRunner", "Kernel", "RunnerByCapture", "RunnerByIndex", "groupings_of"]
+__all__ = ["GroupedRunner", "Kernel", "RunnerByCapture", "RunnerByIndex", "by_kernel", "groupings_of"]
 
 # by a statement, its variant, its tensors, a fact about them and the milliseconds of another route, or 0
 Kernel = Callable[[PreparedStatement, Any, list[Tensor], Fact | None, float], Runner]
+
+
+def by_kernel(
+    kernel: Kernel,
+    text: str,
+    names: Sequence[str],
+    size: tuple[int, ...],
+    tensors: list[Tensor],
+    fact: Fact | None = None,
+    wants_winners: bool = False,
+) -> Result:
+    """Return the value of a statement as one kernel, whose runner is kept; `kernel` returns it for new layouts."""
+    statement = prepare(text, ",".join(names), size, tensors, fact, wants_winners)
+    variant = statement.variant(tensors)
+    return statement.runner(variant, lambda: kernel(statement, variant, tensors, fact, 0.0))(tensors, fact)
 
 
 def groupings_of(statement: PreparedStatement, tensors: list[Tensor], fact: Fact | None = None) -> tuple[Grouping, ...]:
@@ -33,11 +48,10 @@ def groupings_of(statement: PreparedStatement, tensors: list[Tensor], fact: Fact
     tables = fact.numbers if isinstance(fact, ConstantTables) else {}
     if fact is not None and not tables:
         return ()
-    if tables and (is_deterministic() or (bound.device.type == "cuda" and is_capturing())):
+    if tables and (is_deterministic() or is_captured(bound.device)):
         return ()  # neighbours are added atomically in the end; and nothing can be waited for in a graph
     named = dict(zip(statement.names, tensors))
-    strides = {name: tensor.stride() for name, tensor in named.items()}
-    strides[""] = row_major(bound.size)
+    strides = kernel_strides(bound, {name: tensor.stride() for name, tensor in named.items()})
     ways = groupings(bound, strides, device_of(bound.device), uses_tensor_cores(bound.dtype), tables)
     return tuple(way for way in ways if not (tables and ascends(named[way.index])))
 
@@ -78,10 +92,7 @@ class GroupedRunner:
         passed = [named[name] for name in self.names]
         grouped_fact = self._fact(tables) if fact is None else fact
         bound, wants_winners = self.statement.bound, self.statement.wants_winners
-        grouped = prepare(self.text, ",".join(self.names), bound.size, passed, grouped_fact, wants_winners)
-        variant = grouped.variant(passed)
-        runner = grouped.runner(variant, lambda: self.kernel(grouped, variant, passed, grouped_fact, 0.0))
-        result = runner(passed, grouped_fact)
+        result = by_kernel(self.kernel, self.text, self.names, bound.size, passed, grouped_fact, wants_winners)
         if not isinstance(result, tuple) or ascends(tensors[self.at]):
             return result
         reduced = bound.statement.reduced

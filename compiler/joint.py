@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from ..formats.facts import ConstantTables, Fact
-from ..formats.torch_state import is_capturing
 from ..lru_cache import LRUCache
 from .codegen import Config
 from .planning import resized
 from .prepared import PreparedStatement, has_kernels, prepare
-from .runtime import INTERPRETED, JointLauncher, on_device, paused
+from .runtime import JointLauncher, on_device, paused
 from .tuning import (
     JointProblem,
     Problem,
@@ -28,6 +27,7 @@ from .tuning import (
     digest,
     fastest,
     joint_problem,
+    may_be_timed,
     next_batch,
     tuning_mode,
 )
@@ -90,7 +90,7 @@ def _choice(calls: Sequence[JointCall], run: Run) -> _Choice:
     key = tuple([statement.kernel_key(variant, call.fact) for statement, variant, call in parts])
     choice = _choices.get(key)
     if choice is None:
-        if INTERPRETED or tuning_mode() == "off" or (calls[0].tensors[0].is_cuda and is_capturing()):
+        if not may_be_timed(calls[0].tensors[0].device):
             return _Choice(None)
         choice = _choices[key] = _timed(calls, statements, run)
     if choice.launcher is None:

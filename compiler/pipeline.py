@@ -22,7 +22,7 @@ from ..formats.facts import Fact
 from ..formats.torch_state import is_compiling, is_deterministic, is_dynamo, is_free, is_transformed, wants_gradient
 from .any_pattern import evaluate_rewritten
 from .autograd import by_torch, differentiable, followed_sparse, implement, is_sum, run_plain, traced, transformed
-from .binding import grouping, is_sparse, recipe_for
+from .binding import is_sparse, recipe_for, sparse_operand
 from .language import UnsupportedError
 from .planning import strategies
 from .prepared import PreparedStatement, Result, Runner, has_kernels, prepare
@@ -66,7 +66,8 @@ def evaluate_anew(expr: str, operands: Operands, size: Size) -> Tensor:
     if not sparse:
         return _evaluate_plain(expr, operands, size)
     form = operands[sparse[0]]
-    name, group_dim = grouping(expr, tuple(sparse), form.group_dim, form.coords[form.group_dim] is not None)
+    has_groups = form.coords[form.group_dim] is not None
+    name, group_dim = sparse_operand(expr, tuple(sparse), form.group_dim, has_groups)
     dense = {key: operand for key, operand in operands.items() if key != name}
     value = followed_sparse(evaluate, expr, name, form, size, dense, group_dim) if len(sparse) == 1 else None
     if value is not None:  # by a transform, or as a torch operator if a tracer watches

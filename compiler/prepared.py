@@ -18,13 +18,13 @@ from ..formats.torch_state import (
     OLDEST_GPU,
     asked_once,
     default_dtype,
-    is_capturing,
+    is_captured,
     is_deterministic,
     may_round_sums,
     rounds_float32,
 )
 from ..lru_cache import LRUCache
-from .binding import Bound, Kinds, Meta, bind, bucket, kinds_of, row_major, shape_class, sized
+from .binding import Bound, Kinds, Meta, bind, bucket, kernel_strides, kinds_of, row_major, shape_class, sized
 from .codegen import Flags
 from .language import Access, OperandError, Statement, UnsupportedError, Var, fresh_name, parse
 from .reference import USUAL, Way, placeholders, program_for, ways_for
@@ -110,7 +110,7 @@ class PreparedStatement:
         runner = self.runners.get(key)
         if runner is None:
             runner = find()
-            if self.bound.device.type != "cuda" or not is_capturing():
+            if not is_captured(self.bound.device):
                 self.runners[key] = runner
         return runner
 
@@ -123,9 +123,10 @@ class PreparedStatement:
         """
         for name, tensor in zip(self.names, tensors):
             refuse_freed(name, tensor)
-        return self.with_rounding(self.index_facts(tensors)) if self.is_half else self.index_facts(tensors)
+        facts = self._index_facts(tensors)
+        return (facts, may_round_sums(self.bound.dtype)) if self.is_half else facts
 
-    def index_facts(self, tensors: list[Tensor]) -> tuple[bool, ...]:
+    def _index_facts(self, tensors: list[Tensor]) -> tuple[bool, ...]:
         """Return which index tensors hold a -1, then which of those at `scattering` ascend.
 
         Raises IndexRangeError if one is out of range.
@@ -143,30 +144,26 @@ class PreparedStatement:
                 recording.ranged(tensors[number], extent, is_padded, in_order.get(place))
         return padded + tuple(in_order.values())
 
-    def with_rounding(self, padded: tuple[bool, ...]) -> object:
-        """Return a variant in half precision."""
-        return padded, may_round_sums(self.bound.dtype)
-
     def problem(self, tensors: list[Tensor], fact: Fact | None) -> Problem:
         """Return the tuning problem of the statement on these tensors; raise IndexRangeError if one is out of range."""
         named = dict(zip(self.names, tensors))
         padded = check_ranges(self.bound, named)
         return problem_for(self.bound, named, fact, padded, self.wants_winners)
 
-    def kernel_key(self, key: object, fact: Fact | None) -> tuple[object, ...]:
+    def kernel_key(self, variant: object, fact: Fact | None) -> tuple[object, ...]:
         """Return a key that is equal only for statements which the same kernel runs, whatever their lengths.
 
         It is worked out without a problem, and is finer than a problem's signature.
         """
         bound = self.bound
         winners = None if self.is_sum else bound.winner_dtype
-        fixed = self.shape_class, key, tuning_mode(), shape_class(bound.size, row_major(bound.size)), winners
+        fixed = self.shape_class, variant, tuning_mode(), shape_class(bound.size, row_major(bound.size)), winners
         rows, has_order = _rows(fact)
         return *fixed, *map(bucket, rows), has_order and is_uneven(bound, fact, rows)
 
-    def padding(self, key: Any) -> frozenset[str]:
+    def padding(self, variant: Any) -> frozenset[str]:
         """Return the index tensors that hold a -1 in a variant."""
-        flags = key[0] if self.is_half else key
+        flags = variant[0] if self.is_half else variant
         return frozenset([self.names[number] for (number, _), flag in zip(self.pointed, flags) if flag])
 
     def ways(self, variant: Any) -> dict[str, Way]:
@@ -182,9 +179,7 @@ class PreparedStatement:
         program = program_for(self.bound, self.padding(variant), self.wants_winners, sums_in_half, way)
         function, lengths = program.function, program.lengths_in(self.bound)
         order = [self.names.index(name) for name in placeholders(self.bound)]
-        if (
-            program.is_torch and not lengths
-        ):  # a plan has a step for each operation, and leaves out those without effect
+        if program.is_torch and not lengths:  # a plan has a step for each operation, but for those without effect
             return lambda tensors, fact: function(*[tensors[at] for at in order])
         return lambda tensors, fact: as_one_step(function, *[tensors[at] for at in order], *lengths)
 
@@ -196,16 +191,16 @@ class PreparedStatement:
             warnings.warn(f"{error}; running it as separate torch operations instead", stacklevel=2)
         return self.graph(variant)
 
-    def ordered(self, key: Any, run: Callable[..., Any]) -> Runner:
+    def ordered(self, variant: Any, run: Callable[..., Any]) -> Runner:
         """Return a deterministic runner: one kernel for the products, and torch's ordered sum for the scatter.
 
         If sums may not be rounded on the way, half precision is made float32 before. `run` evaluates the products.
         A max or min is evaluated by torch's own functions.
         """
         if not self.is_sum:
-            return self.graph(key)
+            return self.graph(variant)
         statement, bound = self.bound.statement, self.bound
-        is_wide = self.is_half and not key[1]
+        is_wide = self.is_half and not variant[1]
         products_name = fresh_name("T", (*self.names, statement.output.name))
         products = Access(products_name, tuple(map(Var, statement.free)))
         first = Statement(products, statement.factors, "=")
@@ -348,10 +343,7 @@ def problem_for(
         padded=padded,
         wants_winners=wants_winners,
     )
-    strides = {name: tensor.stride() for name, tensor in tensors.items()}
-    strides[""] = row_major(bound.size)
-    if bound.is_seeded:
-        strides[" seed"] = strides[bound.statement.output.name]
+    strides = kernel_strides(bound, {name: tensor.stride() for name, tensor in tensors.items()})
     deterministic = is_deterministic()
     fact_kind = None if fact is None else fact.without_tensors()
     in_order = tuple([name for name in _scattering(bound, fact) if ascends(tensors[name])])

@@ -30,7 +30,6 @@ from torch import Tensor
 from ..formats.facts import Fact
 from ..formats.torch_state import (
     has_saving_hooks,
-    is_capturing,
     is_deterministic,
     is_watched,
     may_round_sums,
@@ -39,14 +38,24 @@ from ..formats.torch_state import (
 )
 from ..lru_cache import LRUCache
 from .aligned import AlignedRunner, aligned_of
-from .binding import Bound, bucket
+from .binding import Bound
 from .grouped import GroupedRunner, Kernel, RunnerByCapture, RunnerByIndex, groupings_of
 from .planning import Grouping, Split, device_of
 from .prepared import PreparedStatement, Runner
 from .reference import USUAL, may_stay_half, numbers_held, sums_in_half
-from .runtime import INTERPRETED, Launcher, on_device, paused
+from .runtime import Launcher, on_device, paused
 from .steps import LEAST_GAIN, Step, evaluated, split_of, steps_of
-from .tuning import NEAR, Key, choice_key, fastest, floor_milliseconds, host_milliseconds, tuning_mode
+from .tuning import (
+    NEAR,
+    Key,
+    bucketed_lengths,
+    choice_key,
+    fastest,
+    floor_milliseconds,
+    host_milliseconds,
+    may_be_timed,
+    tuning_mode,
+)
 
 __all__ = [
     "ALIGNED",
@@ -59,7 +68,6 @@ __all__ = [
     "fastest_program",
     "fastest_route",
     "grad_like",
-    "may_be_timed",
 ]
 
 KERNEL, STATEMENTS, TORCH = "one kernel", "several statements", "torch operations"
@@ -100,11 +108,6 @@ class _Call:
     @property
     def may_be_timed(self) -> bool:
         return may_be_timed(self.statement.bound.device)
-
-
-def may_be_timed(device: torch.device) -> bool:
-    """Return whether calls on a device may be timed now."""
-    return not (INTERPRETED or tuning_mode() == "off" or (device.type == "cuda" and is_capturing()))
 
 
 _choices: LRUCache[_Choice] = LRUCache(CHOICES)  # by what statements have in common that one kernel runs
@@ -225,13 +228,13 @@ def grad_like(size: Sequence[int], dtype: torch.dtype) -> Tensor:
 def _program_key(statement: PreparedStatement, variant: Any, tensors: list[Tensor]) -> Key:
     """Return the tuning key of the fastest program; lengths count by their power of two."""
     bound, named = statement.bound, dict(zip(statement.names, tensors))
-    lengths = [(name, bucket(extent)) for name, extent in bound.extents.items()]
-    lengths += [(f"[{dim}]", bucket(extent)) for dim, extent in enumerate(bound.size)]
     padding = ",".join(sorted(statement.padding(variant)))
     learning = ",".join(name for name, tensor in named.items() if tensor.requires_grad)
     rounds = f"; rounds: {may_round_sums(bound.dtype)}" if statement.is_half else ""
     settings = f"-1 in {padding}; gradients of {learning}; winners: {statement.wants_winners}{rounds}"
-    return choice_key(f"program of {bound.statement}", named, lengths, settings, False, torch.__version__)
+    return choice_key(
+        f"program of {bound.statement}", named, bucketed_lengths(bound), settings, False, torch.__version__
+    )
 
 
 # the routes: each returns what makes its runner, or None where a statement does not have it

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from ..formats.torch_state import is_capturing, is_deterministic, is_free, is_watched, wants_gradient
+from ..formats.torch_state import is_captured, is_deterministic, is_free, is_watched, wants_gradient
 from .autograd import is_sum, run_plain
 from .binding import SparseFormat, bucket, recipe_for
 from .planning import Schedule, device_of, may_be_listed, rows_of_a_set
 from .prepared import has_kernels, ways_of
-from .runtime import INTERPRETED, on_device, paused
-from .tuning import Key, choice_key, fastest, host_milliseconds, tuning_mode
+from .runtime import on_device, paused
+from .tuning import Key, choice_key, fastest, host_milliseconds, may_be_timed, tuning_mode
 
 __all__ = ["grouped"]
 
@@ -57,7 +57,7 @@ def _listed_by_rule(
     results, device = prod(recipe_for(expr, size, name, form, dense).final), device_of(form.device)
     if not may_be_listed(width, sets, form.values.shape[0], results, device):  # no set has more columns than blocks
         return None
-    if _is_captured(form) and not form.has_row_order(group_dim, width):  # which reads lengths back
+    if is_captured(form.device) and not form.has_row_order(group_dim, width):  # which reads lengths back
         return None
     listed = form.row_ordered_view(group_dim, width)
     if not may_be_listed(width, sets, listed.sets.numel(), results, device, listed.row_order.shared):
@@ -85,9 +85,9 @@ def _has_rows_of_blocks(form: SparseFormat) -> bool:
 
 def _may_be_timed(form: SparseFormat) -> bool:
     """Return whether a full search is on, the rows can be listed, and something may be timed now."""
-    if tuning_mode() != "full" or INTERPRETED or form.device.type != "cuda":
+    if tuning_mode() != "full" or form.device.type != "cuda" or not may_be_timed(form.device):
         return False
-    return _has_rows_of_blocks(form) and form.values.shape[0] > 0 and not is_capturing() and is_free()
+    return _has_rows_of_blocks(form) and form.values.shape[0] > 0 and is_free()
 
 
 @torch.no_grad()
@@ -121,7 +121,3 @@ def _key(expr: str, name: str, form: SparseFormat, group_dim: int, dense: Mappin
     return choice_key(
         f"rows of {expr}", tensors, [*lengths, *sizes, (" group", group_dim)], settings, is_deterministic()
     )
-
-
-def _is_captured(form: SparseFormat) -> bool:
-    return form.device.type == "cuda" and is_capturing()

@@ -1,6 +1,7 @@
 """Whether a tensor has changed, and whether something may be kept: the one module that reads versions and addresses.
 
     ChangeGuard         one tensor, which it does not hold: the caller brings the tensor
+    KeptGuard           the same as an attribute of the tensor, with what is known of it until it changes
     ChangeGuards        several tensors, which it holds; those made in inference mode are compared with a copy
     SparseChangeGuard   one torch sparse tensor, which it does not hold
     change_expression   what a launch plan asks about a pinned tensor, as text
@@ -16,8 +17,10 @@ change that torch does not count: through another tensor in the same memory that
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar, TypeVar
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -28,7 +31,9 @@ from .torch_state import PLAIN, is_capturing, is_compiling, is_functional, is_wr
 __all__ = [
     "ChangeGuard",
     "ChangeGuards",
+    "KeptGuard",
     "SparseChangeGuard",
+    "Unsaved",
     "address_expression",
     "address_of",
     "change_expression",
@@ -116,6 +121,53 @@ class ChangeGuard:
             return False
         # other memory from the same address on, as `x.data = x.data[:n]`
         return (tensor.shape, tensor.stride(), tensor.dtype) == self.layout
+
+
+class Unsaved:
+    """What is kept with a tensor, and is for that one alone: in a pickle it is an empty dictionary.
+
+    It is of a kind that `torch.load` accepts with `weights_only`, so that a checkpoint may hold the tensor.
+    """
+
+    __slots__ = ()
+
+    def __reduce__(self) -> Any:
+        return OrderedDict, ()
+
+
+Kept = TypeVar("Kept", bound="KeptGuard")
+
+
+class KeptGuard(ChangeGuard, Unsaved):
+    """A guard of a tensor that is an attribute of it, with what is known of the tensor: each kind has its attribute.
+
+    >>> class Length(KeptGuard):
+    ...     attribute = "_length"
+    >>> index = torch.tensor([0, 1])
+    >>> Length(index).keep(index)
+    >>> Length.kept_with(index) is None, Length.kept_with(index.clone()) is None
+    (False, True)
+    """
+
+    __slots__ = ("owner",)
+    attribute: ClassVar[str]
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__(tensor)
+        self.owner = ref(tensor)
+
+    @classmethod
+    def kept_with(cls: type[Kept], tensor: Tensor) -> Kept | None:
+        """Return what is kept with a tensor; None if there is nothing, or the tensor has changed since.
+
+        A copy of a tensor has its attributes, which are not about it, and one from a pickle an empty dictionary.
+        """
+        kept: Kept | None = getattr(tensor, cls.attribute, None)
+        return kept if kept and kept.owner() is tensor and kept.holds_for(tensor) else None
+
+    def keep(self, tensor: Tensor) -> None:
+        """Keep this with the tensor that it was made of."""
+        setattr(tensor, self.attribute, self)
 
 
 # (tensor, its version, what asks for its address, its address, its shape, what asks for its strides, its strides)

@@ -32,6 +32,7 @@ __all__ = [
     "float32_precision",
     "has_saving_hooks",
     "is_autocast_enabled",
+    "is_captured",
     "is_capturing",
     "is_compiling",
     "is_deterministic",
@@ -118,6 +119,14 @@ def is_compiling() -> bool:
 def is_dynamo() -> bool:
     """Return whether the tracer reads our Python code, as that of torch.compile, instead of running it."""
     return torch.compiler.is_dynamo_compiling()
+
+
+def is_captured(device: torch.device) -> bool:
+    """Return whether a CUDA graph holds what is launched on a device now: nothing can be read from it then, nor timed.
+
+    What is made or chosen for such a graph is not kept for calls to come.
+    """
+    return device.type == "cuda" and is_capturing()
 
 
 def is_exporting() -> bool:

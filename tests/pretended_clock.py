@@ -54,10 +54,12 @@ def pretended_clock(*modules: ModuleType) -> Iterator[Contests]:
     """These modules choose by such contests, on every device; nothing is known before, and nothing is kept."""
     contests = Contests()
     with pytest.MonkeyPatch.context() as patch:
+        pretended = {"INTERPRETED": False, "tuning_mode": lambda: contests.mode}
+        pretended["may_be_timed"] = lambda device: contests.mode != "off"
         for module in modules:
             patch.setattr(module, "fastest", contests)
-            patch.setattr(module, "tuning_mode", lambda: contests.mode)
-            patch.setattr(module, "INTERPRETED", False)
+            for name in pretended.keys() & vars(module).keys():
+                patch.setattr(module, name, pretended[name])
         forget()
         yield contests
     forget()

@@ -27,12 +27,12 @@ from .functorch_rules import transformed
 from .gradients import gradients_of, is_sum
 from .legacy_vmap import unbatch_gradients
 from .operators import (
+    below_autograd,
     refuse_transforms,
     replay_first,
     run_plain,
     run_plain_with_winners,
     run_several,
-    runs_at_once,
     traced,
 )
 from .planned_backward import gradients_key, planned_backward
@@ -41,6 +41,7 @@ from .torch_gradients import by_torch
 from .wanted import wanted_gradients
 
 __all__ = [
+    "below_autograd",
     "by_torch",
     "composite",
     "differentiable",
@@ -57,7 +58,6 @@ __all__ = [
     "run_plain",
     "run_plain_with_winners",
     "run_several",
-    "runs_at_once",
     "separate_gradients",
     "takes_composites",
     "traced",

@@ -14,18 +14,18 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from ...formats.parts import STACKED, FormatParts, from_parts, memory_of, parts_of, traced_from_parts
-from ...formats.torch_state import PLAIN, UNSAFE_IN_GRAPHS, is_capturing, is_exporting, is_traced, is_transformed
+from ...formats.torch_state import PLAIN, UNSAFE_IN_GRAPHS, is_captured, is_exporting, is_traced, is_transformed
 from ..binding import Meta, SparseFormat, bind, recipe_for
 from ..language import parse
 from ..runtime import owned, planned, replayed
 from .flop_formula import flops
 from .functorch_rules import transformed_sparse
 from .gradients import gradient_of, gradients_of, is_read, is_sum, values_gradient
+from .operators import below_autograd, library, refuse_transforms, replay_first, run_plain
 from .operators import call as call_plain
 from .operators import implement as implement_plain
-from .operators import library, refuse_transforms, replay_first, run_plain, runs_at_once
 from .planned_backward import format_key, gradients_key
-from .run_gradients import implement_gradients
+from .run_gradients import implement_gradients, owned_gradients
 
 __all__ = ["followed_sparse", "implement"]
 
@@ -167,16 +167,12 @@ def _replayed_gradients(*arguments: Any) -> list[Tensor] | None:
         return None
     key = _gradients_key(expr, names, name, form, wanted)
     grads = replayed(plans, key, (grad_output, values, *tensors))
-    return None if grads is None else _owned_gradients(grads)
+    return None if grads is None else owned_gradients(grads)
 
 
 def _gradients_key(expr: str, names: str, name: str, form: str, wanted: Sequence[bool]) -> tuple[Any, ...]:
     key = gradients_key(format_key(expr, name, names.split(",") if names else ()), (False, *wanted))
     return (*key, form) if form.endswith(STACKED) else key
-
-
-def _owned_gradients(grads: Sequence[Tensor | None]) -> list[Tensor]:
-    return [owned(grad) for grad in grads if grad is not None]
 
 
 def _is_unread(call: _Call) -> bool:
@@ -185,11 +181,7 @@ def _is_unread(call: _Call) -> bool:
     `mode="reduce-overhead"` copies all that a function is given into a graph's own memory, before each replay: such
     coordinates may change, so that the statement takes them as they are, and leaves out what lies outside.
     """
-    return _is_captured(call.values) and _plans_over(call.form, call.shape, call.values, call.coords) is None
-
-
-def _is_captured(tensor: Tensor) -> bool:
-    return tensor.is_cuda and is_capturing()
+    return is_captured(call.values.device) and _plans_over(call.form, call.shape, call.values, call.coords) is None
 
 
 def _run(*arguments: Any) -> Tensor:
@@ -219,7 +211,7 @@ def _run_gradients(*arguments: Any) -> list[Tensor]:
     call = _Call(*parts)
     with torch.no_grad():
         if _is_unread(call):
-            return _owned_gradients(_separate_gradients(call, grad_output, wanted))
+            return owned_gradients(_separate_gradients(call, grad_output, wanted))
         form, kind = from_parts(call.parts)
 
         def gradients(grad_output: Tensor, values: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
@@ -229,7 +221,7 @@ def _run_gradients(*arguments: Any) -> list[Tensor]:
 
         tensors = grad_output, call.values, *call.tensors
         key = _gradients_key(call.expr, call.names, call.name, call.form, wanted)
-        return _owned_gradients(planned(form.memory, key, gradients, tensors, owned=form))
+        return owned_gradients(planned(form.memory, key, gradients, tensors, owned=form))
 
 
 for _key in ("CPU", "CUDA"):
@@ -298,10 +290,7 @@ def _differentiable(*arguments: Any) -> Tensor:
     call = _Call(*arguments)
     inputs = [call.values, *call.tensors]
     if not refuse_transforms(call.expr, inputs):
-        if runs_at_once(inputs):
-            return _run(*arguments)
-        with torch._C._AutoDispatchBelowAutograd():
-            return _value(*call)  # type: ignore[no-any-return]
+        return below_autograd(_value, _run, inputs, *arguments)  # type: ignore[no-any-return]
     if is_sum(call.expr):
         return _Format.apply(call, *inputs)  # type: ignore[no-any-return]
     form = traced_from_parts(call.parts)
@@ -314,10 +303,7 @@ def _differentiable_gradients(*arguments: Any) -> list[Tensor]:
     call = _Call(*parts)
     inputs = [call.values, *call.tensors, grad_output]
     if not refuse_transforms(call.expr, inputs):
-        if runs_at_once(inputs):
-            return _run_gradients(*arguments)
-        with torch._C._AutoDispatchBelowAutograd():
-            return _gradients(*arguments)  # type: ignore[no-any-return]
+        return below_autograd(_gradients, _run_gradients, inputs, *arguments)  # type: ignore[no-any-return]
     return _separate_gradients(call, grad_output, wanted)
 
 
@@ -334,7 +320,7 @@ def _separate_gradients(call: _Call, grad_output: Tensor, wanted: Sequence[bool]
 
 
 def _flops(*arguments: Any, **_: Any) -> int:
-    """Return what `flops` does of the statement with its format rewritten away; each gradient has as many."""
+    """Return the multiplications and additions of a statement over a format's entries, or of each of its gradients."""
     call, others = _Call(*arguments[: len(_Call._fields)]), arguments[len(_Call._fields) :]
     form = traced_from_parts(call.parts)
     recipe = recipe_for(call.expr, call.size, call.name, form, call.dense)

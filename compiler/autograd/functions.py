@@ -28,7 +28,7 @@ from ...formats.torch_state import (
 from ..binding import SparseFormat, check_pattern, is_sparse, pattern_of
 from ..runtime import PLAIN_CALLS, Owner, keep_learning, owned, planned
 from .direct_apply import direct_apply
-from .gradients import gradient_of, gradients_of, is_sum, joint_gradients, winner_places
+from .gradients import all_gradients, gradients_of, is_sum, joint_gradients, winner_places
 from .in_steps import gradients_in_steps, may_have_steps, steps_for, value_in_steps
 from .legacy_vmap import unbatch_gradients
 from .operators import call as call_plain
@@ -229,12 +229,10 @@ def _value(call: _Call, tensors: Sequence[Tensor]) -> Tensor:
 def _traced_gradients(
     expr: str, names: Sequence[str], needs_grads: Sequence[bool], operands: Mapping[str, Tensor], grad_output: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """Return what `_gradients` does, for a tracer."""
+    """Return the gradient of each tensor that needs one, else None, for a tracer: it sees one operator for several."""
     wanted = [name for name, needs_grad in zip(names, needs_grads) if needs_grad]
-    grads: dict[str, Tensor] = traced_gradients(expr, wanted, operands, grad_output)
-    for name in wanted:
-        if name not in grads:
-            grads[name] = gradient_of(_as_operators, expr, name, operands, grad_output)
+    computed = traced_gradients(expr, wanted, operands, grad_output)
+    grads = all_gradients(_as_operators, expr, wanted, operands, grad_output, computed)
     return tuple([grads.get(name) for name in names])
 
 
@@ -285,10 +283,8 @@ def _gradients(
             partial(_gradients, evaluate), steps, {**operands, **on_the_way}, wanted, grad_output
         )
         return tuple([grads.get(name) for name in names])
-    grads = joint_gradients(expr, wanted, operands, grad_output)
-    for name in wanted:
-        if name not in grads:
-            grads[name] = gradient_of(evaluate, expr, name, operands, grad_output)
+    joint = joint_gradients(expr, wanted, operands, grad_output)
+    grads = all_gradients(evaluate, expr, wanted, operands, grad_output, joint)
     return tuple([grads.get(name) for name in names])
 
 

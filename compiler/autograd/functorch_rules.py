@@ -17,7 +17,7 @@ from ...formats.facts import Fact
 from ...formats.torch_state import is_compiling, is_wrapped
 from ..binding import SparseFormat, is_sparse
 from ..runtime import outside_transforms, owned
-from .gradients import gradient_of, is_sum, tangent_of, values_gradient, winner_places
+from .gradients import gradient_of, gradients_of, is_sum, tangent_of, winner_places
 from .operators import batch_call, run_plain, run_plain_with_winners
 
 __all__ = ["transformed", "transformed_sparse"]
@@ -224,15 +224,8 @@ class _Sparse(torch.autograd.Function):
     def backward(ctx: Any, grad_output: Tensor) -> Any:
         values, *dense_tensors = _saved(ctx)
         form, dense = ctx.form_of(values), dict(zip(ctx.names, dense_tensors))
-        wants_values, *needs_grads = ctx.needs_input_grad[SPARSE_PARAMETERS:]
-        statement = ctx.evaluate, ctx.expr
-        d_values = values_gradient(*statement, ctx.name, form, dense, grad_output) if wants_values else None
-        operands = {ctx.name: form, **dense}
-        grads = [
-            gradient_of(*statement, name, operands, grad_output) if needs_grads[at] else None
-            for at, name in enumerate(dense)
-        ]
-        return *(None,) * SPARSE_PARAMETERS, d_values, *grads
+        statement, needs_grads = (ctx.evaluate, ctx.expr, ctx.name), ctx.needs_input_grad[SPARSE_PARAMETERS:]
+        return *(None,) * SPARSE_PARAMETERS, *gradients_of(*statement, form, dense, grad_output, needs_grads)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:

@@ -19,6 +19,7 @@ from ..runtime import remember_range
 from .operators import run_plain, run_several
 
 __all__ = [
+    "all_gradients",
     "gradient_of",
     "gradients_of",
     "is_read",
@@ -97,6 +98,22 @@ def gradient_of(
         part = _as_type(evaluate(derived, needed, tuple(tensor.shape)), tensor.dtype)
         total = part if total is None else total + part
     return torch.zeros_like(tensor) if total is None else total
+
+
+def all_gradients(
+    evaluate: Evaluate,
+    expr: str,
+    names: Sequence[str],
+    operands: Mapping[str, Operand],
+    grad_output: Tensor,
+    computed: Mapping[str, Tensor],
+) -> dict[str, Tensor]:
+    """Return d loss / d operands[name] for each name; those that are not `computed` are statements by themselves."""
+    statement = evaluate, expr
+    return {
+        name: computed[name] if name in computed else gradient_of(*statement, name, operands, grad_output)
+        for name in names
+    }
 
 
 def joint_gradients(

@@ -17,10 +17,10 @@ from ...formats.torch_state import PLAIN, uses_tensor_cores
 from ..language import parse
 from ..planning import device_of, split
 from ..prepared import PreparedStatement, has_kernels, prepare
-from ..routes import CLEAR, may_be_timed
+from ..routes import CLEAR
 from ..runtime import on_device, paused
 from ..steps import LEAST_GAIN, Step, evaluated, may_be_kept, split_of, steps_of
-from ..tuning import fastest
+from ..tuning import fastest, may_be_timed
 from .operators import run_plain
 
 __all__ = ["gradients_in_steps", "may_have_steps", "steps_for", "value_in_steps"]

@@ -39,6 +39,7 @@ from ..runtime import PLAIN_CALLS, on_device, owned, planned, replayed, resolved
 
 __all__ = [
     "batch_call",
+    "below_autograd",
     "call",
     "call_with_winners",
     "differentiate",
@@ -49,7 +50,6 @@ __all__ = [
     "run_plain",
     "run_plain_with_winners",
     "run_several",
-    "runs_at_once",
     "traced",
 ]
 
@@ -143,11 +143,15 @@ def refuse_transforms(expr: str, tensors: Sequence[Tensor]) -> bool:
     return wants_grad
 
 
-def runs_at_once(tensors: Sequence[Tensor]) -> bool:
-    """Return whether an operator below autograd is its own implementation, which the dispatcher need not look for."""
-    return not is_watched() and all(
-        [type(tensor) in PLAIN and tensor.device.type in ("cpu", "cuda") for tensor in tensors]
-    )
+def below_autograd(operator: Any, run: Callable[..., Any], tensors: Sequence[Tensor], *arguments: Any) -> Any:
+    """Return the value of an operator whose `tensors` want no gradient.
+
+    Where nobody watches it is called as `run`, its implementation, for which the dispatcher would look.
+    """
+    if not is_watched() and all([type(each) in PLAIN and each.device.type in ("cpu", "cuda") for each in tensors]):
+        return run(*arguments)
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator(*arguments)
 
 
 def differentiate(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -159,10 +163,7 @@ def differentiate(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def value(expr: str, names: str, size: Any, tensors: list[Tensor], fact: str, facts: list[Tensor]) -> Any:
         if refuse_transforms(expr, tensors):
             return function(expr, names, size, tensors, Fact.from_text(fact, facts))
-        if runs_at_once(tensors):
-            return _run_value(expr, names, size, tensors, fact, facts)
-        with torch._C._AutoDispatchBelowAutograd():
-            return call(expr, names, size, tensors, fact, facts)
+        return below_autograd(call, _run_value, tensors, expr, names, size, tensors, fact, facts)
 
     def kernel(expr: str, names: str, size: Sequence[int], tensors: list[Tensor], plan: str) -> Any:
         if refuse_transforms(expr, tensors):

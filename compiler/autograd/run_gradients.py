@@ -16,11 +16,11 @@ from ...formats.torch_state import is_exporting, transforms
 from ..language import terms
 from ..runtime import PLAIN_CALLS, owned, planned, replayed
 from .flop_formula import flops
-from .gradients import gradient_of, is_read, joint_gradients
+from .gradients import all_gradients, gradient_of, is_read, joint_gradients
+from .operators import below_autograd, library, refuse_transforms, replay_first
 from .operators import call as call_plain
-from .operators import library, refuse_transforms, replay_first, runs_at_once
 
-__all__ = ["implement_gradients", "separate_gradients", "traced_gradients"]
+__all__ = ["implement_gradients", "owned_gradients", "separate_gradients", "traced_gradients"]
 
 # `tensors` are the output's gradient, then those called `names`; `wanted` names those that have one, commas between
 library.define(
@@ -63,11 +63,12 @@ def _key(expr: str, names: str, wanted: str) -> tuple[str, ...]:
 def _replayed(expr: str, names: str, wanted: str, tensors: list[Tensor]) -> list[Tensor] | None:
     """Return the gradients by their launch plan: all that a warm call of a compiled graph does. None without one."""
     grads = replayed(PLAIN_CALLS, _key(expr, names, wanted), tensors)
-    return None if grads is None else _owned(grads)
+    return None if grads is None else owned_gradients(grads)
 
 
-def _owned(grads: Sequence[Tensor]) -> list[Tensor]:
-    return [grad if grad._base is None else owned(grad) for grad in grads]
+def owned_gradients(grads: Sequence[Tensor | None]) -> list[Tensor]:
+    """Return those gradients that there are, as an operator returns them: each is no view."""
+    return [owned(grad) for grad in grads if grad is not None]
 
 
 def _run(expr: str, names: str, wanted: str, tensors: list[Tensor]) -> list[Tensor]:
@@ -75,14 +76,11 @@ def _run(expr: str, names: str, wanted: str, tensors: list[Tensor]) -> list[Tens
 
     def gradients(grad_output: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         operands, keys = dict(zip(names.split(","), tensors)), wanted.split(",")
-        grads = joint_gradients(expr, keys, operands, grad_output)
-        for key in keys:
-            if key not in grads:
-                grads[key] = gradient_of(_evaluate, expr, key, operands, grad_output)
-        return tuple([grads[key] for key in keys])
+        joint = joint_gradients(expr, keys, operands, grad_output)
+        return tuple(all_gradients(_evaluate, expr, keys, operands, grad_output, joint).values())
 
     with torch.no_grad():
-        return _owned(planned(PLAIN_CALLS, _key(expr, names, wanted), gradients, tensors, varies=True))
+        return owned_gradients(planned(PLAIN_CALLS, _key(expr, names, wanted), gradients, tensors, varies=True))
 
 
 def separate_gradients(expr: str, names: str, wanted: str, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -100,14 +98,11 @@ def _differentiable(expr: str, names: str, wanted: str, tensors: list[Tensor]) -
     """The gradients for autograd: where theirs are wanted in turn, each is a statement of its own."""
     if refuse_transforms(expr, tensors):
         return separate_gradients(expr, names, wanted, tensors)
-    if runs_at_once(tensors):
-        return _run(expr, names, wanted, tensors)
-    with torch._C._AutoDispatchBelowAutograd():
-        return _gradients(expr, names, wanted, tensors)  # type: ignore[no-any-return]
+    return below_autograd(_gradients, _run, tensors, expr, names, wanted, tensors)  # type: ignore[no-any-return]
 
 
 def _flops(expr: str, names: str, wanted: str, tensors: Sequence[Tensor], *_: Any, **__: Any) -> int:
-    """Return what `flops` does of the statements of all gradients."""
+    """Return the multiplications and additions of the statements of all gradients."""
     grad_output, *values = tensors
     operands, total = dict(zip(names.split(","), values)), 0
     for key in wanted.split(","):

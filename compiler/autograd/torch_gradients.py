@@ -16,13 +16,12 @@ from torch import Tensor
 
 from ...formats.torch_state import PLAIN, deterministic_flag, has_saving_hooks, is_deterministic, is_wrapped
 from ...lru_cache import LRUCache
-from ..binding import bucket
 from ..language import InsumError, parse
 from ..prepared import PreparedStatement, prepare
 from ..reference import numbers_held
 from ..routes import grad_like
 from ..runtime import INTERPRETED, active, planned, remembered_ranges
-from ..tuning import choice_key, fastest, tuning_mode
+from ..tuning import bucketed_lengths, choice_key, fastest, tuning_mode
 from .operators import run_plain
 
 __all__ = ["by_torch"]
@@ -158,10 +157,9 @@ def _chosen(expr: str, operands: Mapping[str, Tensor], size: Sequence[int] | Non
         chosen, holds = (graph, 1.0) if way == BY_TORCH else (None, 0.0)  # of equals the one that holds less wins
         return lambda: torch.autograd.grad(summed(chosen, *leaves.values()), wanted, upstream), holds
 
-    lengths = [(name, bucket(extent)) for name, extent in bound.extents.items()]
-    lengths += [(f"[{dim}]", bucket(extent)) for dim, extent in enumerate(bound.size)]
     learning = ",".join(name for name, tensor in leaves.items() if tensor.requires_grad)
-    key = choice_key(f"gradients of {expr}", leaves, lengths, f"for {learning}", False, torch.__version__)
+    lengths, version = bucketed_lengths(bound), torch.__version__
+    key = choice_key(f"gradients of {expr}", leaves, lengths, f"for {learning}", False, version)
     ways = [BY_TORCH, AS_STATEMENTS]
     return fastest(key, ways, ways, start, is_waited_for=True)
 

@@ -30,7 +30,10 @@ def wanted_gradients(ctx: Any) -> tuple[bool, ...]:
 
 
 def reached_gradients(ctx: Any, needs: tuple[bool, ...]) -> tuple[bool, ...]:
-    """Return what `wanted_gradients` does, of those that `needs` says, if no tracer reads our code."""
+    """Return for each argument whether this pass backward wants its gradient; `needs` says which have one at all.
+
+    No tracer may read this code.
+    """
     if needs.count(True) < 2:  # one was asked for, else the function would not run
         return needs
     nodes = ctx.next_functions

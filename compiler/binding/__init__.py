@@ -12,11 +12,11 @@ A file imports only from those above it.
     recipes           how a statement with a format in it is evaluated, worked out once for all formats of a kind
 """
 
-from .bind import Bound, Kinds, Meta, Pointed, bind, kinds_of, row_major, sized
+from .bind import Bound, Kinds, Meta, Pointed, bind, kernel_strides, kinds_of, row_major, sized
 from .bind_errors import INDEX_DTYPES
 from .contraction_path import contraction_path, example_of
 from .layouts import laid_out
-from .recipes import grouping, recipe_for
+from .recipes import recipe_for, sparse_operand
 from .rewrite import sparse_factor
 from .shape_class import SHORT_LENGTH, bucket, fact_class, known_divisor, power_of_two, shape_class
 from .sparse_protocol import (
@@ -48,8 +48,8 @@ __all__ = [
     "contraction_path",
     "example_of",
     "fact_class",
-    "grouping",
     "is_sparse",
+    "kernel_strides",
     "kinds_of",
     "known_divisor",
     "laid_out",
@@ -61,5 +61,6 @@ __all__ = [
     "shape_class",
     "sized",
     "sparse_factor",
+    "sparse_operand",
     "whole_along",
 ]

@@ -15,7 +15,18 @@ from ...formats.torch_state import default_dtype, is_zero
 from ..language import Access, Const, Statement, Var
 from .bind_errors import INDEX_DTYPES, VALUE_DTYPES, TensorLike, refuse
 
-__all__ = ["Bound", "Kinds", "Meta", "Pointed", "TensorLike", "bind", "kinds_of", "row_major", "sized"]
+__all__ = [
+    "Bound",
+    "Kinds",
+    "Meta",
+    "Pointed",
+    "TensorLike",
+    "bind",
+    "kernel_strides",
+    "kinds_of",
+    "row_major",
+    "sized",
+]
 
 INTEGERS = (int, torch.SymInt)
 
@@ -144,6 +155,12 @@ def row_major(size: Sequence[int]) -> tuple[int, ...]:
         step *= max(size[dim], 1)
         strides[dim - 1] = step
     return tuple(strides)
+
+
+def kernel_strides(bound: Bound, strides: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Return the strides that a kernel depends on: by the tensors' names, "" for the output, " seed" for its seed."""
+    own = {**strides, "": row_major(bound.size)}
+    return own | {" seed": strides[bound.statement.output.name]} if bound.is_seeded else own
 
 
 def _device(tensors: Mapping[str, TensorLike]) -> torch.device | None:

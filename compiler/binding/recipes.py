@@ -16,7 +16,7 @@ from .bind import Meta, TensorLike, bind
 from .rewrite import sparse_factor
 from .sparse_protocol import Kind, Recipe, SparseFormat, best_group_dim, is_sparse, recipe
 
-__all__ = ["grouping", "recipe_for"]
+__all__ = ["recipe_for", "sparse_operand"]
 
 Operand = Any  # a Tensor or a SparseFormat
 
@@ -59,13 +59,13 @@ _cached_recipe = lru_cache(maxsize=256)(_new_recipe)
 
 @asked_once
 def _recipe(*key: Any) -> tuple[Any, ...]:
-    """Return what `_cached_recipe` does, as a plain function that a tracer can be told to call."""
-    return _new_recipe(*key) if is_compiling() or modes() else _cached_recipe(*key)  # a tracer's sizes are no keys
+    """Return the fields of a recipe, worked out once for its arguments; a tracer's hold sizes that are no keys."""
+    return _new_recipe(*key) if is_compiling() or modes() else _cached_recipe(*key)
 
 
 @lru_cache(maxsize=256)
-def _cached_grouping(expr: str, sparse: tuple[str, ...], group_dim: int, has_groups: bool) -> tuple[str, int]:
-    """Return what `grouping` does."""
+def _cached_operand(expr: str, sparse: tuple[str, ...], group_dim: int, has_groups: bool) -> tuple[str, int]:
+    """Return the name of the operand that is the format, and the dimension that it is best grouped along."""
     statement = parse(expr)
     accesses = [access for access in statement.accesses if access.name in sparse]
     if len(sparse) != 1 or len(accesses) != 1:
@@ -74,10 +74,10 @@ def _cached_grouping(expr: str, sparse: tuple[str, ...], group_dim: int, has_gro
 
 
 @asked_once
-def grouping(*key: Any) -> tuple[str, int]:
+def sparse_operand(*key: Any) -> tuple[str, int]:
     """Return the name of the operand that is the format, and the dimension that it is best grouped along.
 
     The arguments are the expression, the names of the sparse operands, the first one's group_dim, and whether it has
-    groups.
+    groups. A tracer can be told to call a plain function, and not one that keeps its results.
     """
-    return _cached_grouping(*key)
+    return _cached_operand(*key)

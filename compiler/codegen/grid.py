@@ -260,8 +260,8 @@ def _is_divided_once(spec: KernelSpec, name: str, block: int) -> bool:
     Then the first value alone is divided. An argument as a divisor takes two dozen instructions, a number a few: 89 by
     71 by 99 numbers, reversed, are 481 instructions of a warp and not 751.
     """
-    fastest = next((flat.parts[-1] for flat in spec.schedule.flats if flat.name == name), "")
-    if not fastest or _is_number(spec, fastest) or fastest in spec.bound.dynamic:
+    *others, fastest = spec.schedule.parts_of(name)
+    if not others or _is_number(spec, fastest) or fastest in spec.bound.dynamic:
         return False
     return block <= bucket(spec.schedule.extents[fastest]) // 2 + 1  # no length of its class is shorter
 
@@ -285,7 +285,7 @@ def _fixed_extent(spec: KernelSpec, name: str) -> str:
     The compiler then sees which elements of a thread are inside whatever the thread, and which are outside: of 137
     columns in a block of 256 a warp has four elements without a mask, one with it and three that are not there.
     """
-    parts = next((flat.parts for flat in spec.schedule.flats if flat.name == name), (name,))
+    parts = spec.schedule.parts_of(name)
     is_fixed = all(part in spec.bound.extents and not spec.is_varying(part) for part in parts)
     if not (spec.schedule.form or spec.schedule.walks_rows) or not is_fixed:
         return ""
@@ -309,7 +309,7 @@ def _divisor(spec: KernelSpec, name: str) -> int:
     if _is_piece(spec, name):
         return 1
     is_row = owner is not None and name == owner.row
-    parts = next((flat.parts for flat in spec.schedule.flats if flat.name == name), (name,))
+    parts = spec.schedule.parts_of(name)
     return math.prod(
         known_divisor(extents[part]) if is_row or spec.is_varying(part) else extents[part] for part in parts
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import torch
@@ -39,33 +39,24 @@ class Config:
         return dict(self.blocks)[name]
 
     @property
+    def options(self) -> dict[str, int | bool]:
+        """The choices beside tiles, warps and stages, by their names."""
+        return {each.name.removeprefix("is_"): getattr(self, each.name) for each in fields(self)[3:]}
+
+    @property
     def kind(self) -> tuple[bool, ...]:
         """The choices that decide which lines a kernel has, without sizes."""
-        return (
-            self.swap,
-            self.reverse,
-            self.parts > 1,
-            self.rows > 1,
-            self.longest_first,
-            self.copies > 1,
-            self.run > 1,
-            self.is_aligned,
-            self.evicts,
-            self.is_ahead,
-        )
+        return tuple(value > 1 if type(value) is int else bool(value) for value in self.options.values())
 
     def __str__(self) -> str:
-        blocks = " ".join(f"{name}={size}" for name, size in self.blocks)
-        extra = f"{' swap' if self.swap else ''}{' reverse' if self.reverse else ''}"
-        extra += f" parts={self.parts}" if self.parts > 1 else ""
-        extra += f" rows={self.rows}" if self.rows > 1 else ""
-        extra += " longest first" if self.longest_first else ""
-        extra += f" copies={self.copies}" if self.copies > 1 else ""
-        extra += f" run={self.run}" if self.run > 1 else ""
-        extra += " aligned" if self.is_aligned else ""
-        extra += " evicts" if self.evicts else ""
-        extra += " ahead" if self.is_ahead else ""
-        return f"{blocks} warps={self.num_warps} stages={self.num_stages}{extra}"
+        words = [f"{name}={size}" for name, size in self.blocks]
+        words += [f"warps={self.num_warps}", f"stages={self.num_stages}"]
+        for name, value in self.options.items():
+            if value is True:
+                words.append(name.replace("_", " "))
+            elif value > 1:
+                words.append(f"{name}={value}")
+        return " ".join(words)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from ..binding import power_of_two
-from ..language import Access
 from .broadcast import Value
 from .grid import bound_index, may_end_early, wide_extent
 from .loads import load_ahead, load_available, load_next, take_loaded
@@ -139,11 +138,10 @@ def _has_whole_blocks(spec: KernelSpec, name: str) -> bool:
         return True
     if name != schedule.along or schedule.roles[name] != "step" or not may_end_early(spec, name, spec.block(name)):
         return False
-    parts = next((flat.parts for flat in schedule.flats if flat.name == name), (name,))
-    factors = [factor for factor in schedule.factors if isinstance(factor, Access)]
+    parts = schedule.parts_of(name)
     return all(
         stride % KNOWN_DIVISOR == 0
-        for factor in factors
+        for factor in schedule.accesses
         for index, stride in zip(factor.indices, spec.strides[factor.name])
         if str(index) not in parts
     )
@@ -300,7 +298,7 @@ def define_step(scope: Scope, name: str, start: str = "", is_whole: bool = False
 def _split_flat(scope: Scope, name: str) -> None:
     """Define the index names that a flattened step holds, as expressions: addresses along it need none of them."""
     spec, value = scope.spec, scope.indices[name]
-    parts = next((flat.parts for flat in spec.schedule.flats if flat.name == name), ())
+    parts = spec.schedule.parts_of(name)
     text = value.text
     for part in parts[:0:-1]:
         length = scope.extent(part) if spec.is_varying(part) else spec.schedule.extents[part]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..language import Access
 from ..planning import leaves, multiply
 from .broadcast import Value
 from .grid import bound_index, split_merged
@@ -32,7 +31,7 @@ def is_needed(scope: Scope) -> bool:
     schedule = scope.spec.schedule
     if not schedule.holds_set or not schedule.uses_dot:
         return False
-    accesses = [access for factor in schedule.factors if isinstance(factor, Access) for access in factor.indirections]
+    accesses = [access for factor in schedule.accesses for access in factor.indirections]
     summed = [access for access in accesses if access in scope.valid and not {*access.names} <= {*schedule.free}]
     return any(not {*access.names} <= {*factor.names} for access in summed for factor in schedule.factors)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from ..language import Access
 from ..planning import Dot, Leaf, Node, Product, Sum
 from .broadcast import Lazy, Value
 from .loads import conjunction
@@ -50,7 +49,7 @@ def _has_entries(scope: Scope, axes: Axes) -> str:
     They do not if a factor lacks an index of an index tensor that holds -1: its value there is not masked.
     """
     spec, factors = scope.spec, scope.spec.schedule.factors
-    accesses = [access for factor in factors if isinstance(factor, Access) for access in factor.indirections]
+    accesses = [access for factor in spec.schedule.accesses for access in factor.indirections]
     padded = [access for access in dict.fromkeys(accesses) if access in scope.valid]
     if spec.schedule.uses_dot or all(set(access.names) <= set(f.names) for access in padded for f in factors):
         return ""

@@ -147,7 +147,7 @@ class Scope:
         return Value(name, axes, dtype)
 
     def let_once(self, text: str, axes: Axes, stem: str) -> Value:
-        """Write what `let` does, unless another statement of the kernel has: then return the value that it got."""
+        """Write the assignment of an expression to a fresh name, once for all statements that share what is loaded."""
         if self.loaded is None:
             return self.let(text, axes, stem)
         if text not in self.loaded:

@@ -107,10 +107,10 @@ class KernelSpec:
         extents, owner = self.schedule.extents, self.schedule.owner
         if owner is not None and name == owner.segment:
             return False
-        parts = next((flat.parts for flat in self.schedule.flats if flat.name == name), ())
+        parts = self.schedule.parts_of(name)
         # lengths that vary are known by their power of two, and so is what several of them make together
         lengths = [bucket(extents[part]) if self.is_varying(part) else extents[part] for part in parts]
-        return (math.prod(lengths) if parts else extents[name]) <= self.block(name)
+        return (math.prod(lengths) if len(parts) > 1 else extents[name]) <= self.block(name)
 
     def is_varying(self, name: str) -> bool:
         return is_varying(self.bound, name)

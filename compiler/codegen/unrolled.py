@@ -207,9 +207,7 @@ def _term(scope: Scope, loads: dict[LoadKey, Load]) -> Term | None:
 def _scale(scope: Scope) -> float:
     """Return the product of the tables' numbers for the entry in scope, 0 if there is none; define its positions."""
     tables, scale = scope.spec.schedule.tables, 1.0
-    for factor in scope.spec.schedule.factors:
-        if not isinstance(factor, Access):
-            continue
+    for factor in scope.spec.schedule.accesses:
         for access in (access for root in factor.indirections for access in walk(root)):
             if access.name in tables and not _look_up(scope, access):
                 return 0.0

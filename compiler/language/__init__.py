@@ -13,7 +13,7 @@ A file imports only from those above it.
 from .batch import batched
 from .differentiate import Term, fresh_name, gradient, tangent_terms, terms, upstream_name, winners
 from .errors import IndexRangeError, InsumError, OperandError, SettingError, ShapeError, UnsupportedError, shortened
-from .ir import Access, Const, Index, Number, Statement, Var, walk
+from .ir import Access, Const, Index, Number, Statement, Var, substituted, walk
 from .parse import parse
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "gradient",
     "parse",
     "shortened",
+    "substituted",
     "tangent_terms",
     "terms",
     "upstream_name",

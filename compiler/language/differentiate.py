@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-from .ir import Access, Index, Number, Statement, Var, walk
+from .ir import Access, Index, Number, Statement, Var, substituted, walk
 from .parse import parse
 
 __all__ = [
@@ -117,13 +117,7 @@ class Winners:
 
     def place(self, access: Access) -> Access:
         """Return `access` as the winning product reads it: each reduced name is replaced by its winner."""
-
-        def index(item: Index) -> Index:
-            if isinstance(item, Access):
-                return self.place(item)
-            return self.winner(item.name) if isinstance(item, Var) and item.name in self.names else item
-
-        return replace(access, indices=tuple(map(index, access.indices)))
+        return substituted(access, {Var(name): self.winner(name) for name in self.names})
 
     def is_seen(self, derived: Statement) -> bool:
         """Return True if `derived` reads a winner, whose -1 masks the elements that no product reached."""
@@ -142,11 +136,11 @@ class Winners:
 
 
 # (the tensor of winners, a tensor and the dimension of it that tells the extent) for each reduced name; ones' name
-Split = tuple[tuple[tuple[str, str, int], ...], str]
+WinnerNames = tuple[tuple[tuple[str, str, int], ...], str]
 
 
 @lru_cache(maxsize=1024)
-def winners(expr: str) -> Split:
+def winners(expr: str) -> WinnerNames:
     """Return the names of the winners' tensors in the gradients of a `max` or `min`, as plain data.
 
     That of the ones is empty if no gradient or tangent reads them.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple, Union
 
-__all__ = ["Access", "Const", "Index", "Number", "Pointing", "Statement", "Var", "walk"]
+__all__ = ["Access", "Const", "Index", "Number", "Pointing", "Statement", "Var", "substituted", "walk"]
 
 
 @dataclass(frozen=True)
@@ -203,3 +203,18 @@ def walk(access: Access) -> Iterator[Access]:
         if isinstance(index, Access):
             yield from walk(index)
     yield access
+
+
+def substituted(access: Access, swap: Mapping[Index, Index]) -> Access:
+    """Return an access with other indices in the place of some, at any depth.
+
+    >>> str(substituted(Access("B", (Access("AK", (Var("p"),)), Var("n"))), {Var("p"): Const(0)}))
+    'B[AK[0],n]'
+    """
+
+    def index(item: Index) -> Index:
+        if item in swap:
+            return swap[item]
+        return substituted(item, swap) if isinstance(item, Access) else item
+
+    return replace(access, indices=tuple(map(index, access.indices)))

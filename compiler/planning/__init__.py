@@ -22,7 +22,7 @@ from .block_rows import beside_each_other, may_be_listed, rows_of_a_set
 from .constant_tables import line_of_access, number_at
 from .contraction import SHORT, Dot, Leaf, Node, Product, Sum, dots, leaves, multiply
 from .device import DEVICES, Device, described_as, device_of, line_of
-from .grouping import Grouping, groupings
+from .grouping import Grouping, groupings, number_of_tiles
 from .joint import holds_sums, in_turns, joint_schedules
 from .movement import VECTOR_BYTES, WARP_ROW, block_along
 from .relayout import Split
@@ -73,6 +73,7 @@ __all__ = [
     "may_be_listed",
     "multiply",
     "number_at",
+    "number_of_tiles",
     "other_schedules",
     "resized",
     "rows_of_a_set",

@@ -18,7 +18,6 @@ __all__ = [
     "A100",
     "B200",
     "DEVICES",
-    "H100",
     "H200",
     "L40S",
     "MI300X",
@@ -93,6 +92,11 @@ class Device:
     def register_bytes(self) -> int:
         """The bytes of all registers of a multiprocessor."""
         return 4 * self.registers
+
+    @property
+    def room_for_copies(self) -> float:
+        """The bytes that copies of an output may fill: an eighth of the L2 cache."""
+        return self.l2_bytes / 8
 
     def dot_rows(self, dtype: torch.dtype) -> int:
         """Return how many rows four warps multiply at once by tensor cores, 0 without; fewer leave some warps idle.
@@ -210,7 +214,6 @@ H200 = Device(
     vector_flops=0.508e12,
     tensor_cores=_tensor_cores("wgmma", WIDE_MMA),
 )
-H100 = replace(H200, name="NVIDIA H100", bandwidth=3.35e12)
 B200 = Device(
     name="NVIDIA B200",
     architecture="sm_100",

@@ -10,17 +10,17 @@ positions.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from math import inf, prod
 
 from ..binding import Bound, Meta, bind, row_major
-from ..language import Access, Index, Statement, Var, fresh_name, walk
+from ..language import Access, Index, Statement, Var, fresh_name, substituted, walk
 from .device import Device
 from .scatter import scatters_to_rows, strategies
 from .schedule import Strides, schedules
 
-__all__ = ["Grouping", "groupings"]
+__all__ = ["Grouping", "groupings", "number_of_tiles"]
 
 TILES = (128, 64, 32, 16)  # positions of a tile: rows of a matrix product, of which Tensor Cores take 16 at least
 SUMMANDS = (64, 32, 16, 8)  # positions of a tile that are summed, of which none is padding but in the last of a row
@@ -90,6 +90,11 @@ def groupings(
     return tuple(ways)
 
 
+def number_of_tiles(length: int, count: int, tile: int) -> int:
+    """Return the tiles of `length` positions: each of `count` values, and -1, has one at most that is not full."""
+    return length if tile == 1 else length // tile + count + 1
+
+
 def _width(bound: Bound) -> int:
     """Return how many elements of the output each entry of a scatter adds to."""
     return prod(bound.extents[name] for name in bound.statement.direct)
@@ -134,24 +139,13 @@ def _grouped(bound: Bound, access: Access, tile: int, device: Device, uses_tenso
     positions, values, t, q = made
     listed = Access(positions, (Var(t), Var(q)) if tile > 1 else (Var(t),))
     swap: dict[Index, Index] = {access: Access(values, (Var(t),)), Var(name): listed}
-    output = _swapped(statement.output, swap)
-    factors = tuple(_swapped(factor, swap) if isinstance(factor, Access) else factor for factor in statement.factors)
+    output = substituted(statement.output, swap)
+    factors = tuple(substituted(factor, swap) if isinstance(factor, Access) else factor for factor in statement.factors)
     indices, count = statement.output.indices, _count(bound, access)
     gain = _gain(bound, access, tile, device, uses_tensor_cores)
     kind = access in indices, indices.count(Var(name)) == 1
     grouped = replace(statement, output=output, factors=factors, text="")
     return Grouping(grouped, access.name, name, positions, values, tile, count, *kind, gain)
-
-
-def _swapped(access: Access, swap: Mapping[Index, Index]) -> Access:
-    """Return an access with other indices in the place of some, at any depth."""
-
-    def swapped(index: Index) -> Index:
-        if index in swap:
-            return swap[index]
-        return _swapped(index, swap) if isinstance(index, Access) else index
-
-    return replace(access, indices=tuple(map(swapped, access.indices)))
 
 
 def _gain(bound: Bound, access: Access, tile: int, device: Device, uses_tensor_cores: bool) -> float:
@@ -179,11 +173,9 @@ TABLES_SECONDS = 50e-6
 
 def _rebound(way: Grouping, bound: Bound, strides: Strides) -> tuple[Bound, Strides]:
     """Return a grouped statement bound to the tensors and to its tables, and the strides of all of them."""
-    length = bound.shapes[way.index][0]
-    tiles = length // way.tile + way.count + 1
+    tiles = number_of_tiles(bound.shapes[way.index][0], way.count, way.tile)
     shapes = {name: bound.shapes[name] for name in bound.statement.tensor_names}
-    shapes[way.values] = (tiles,) if way.tile > 1 else (length,)
-    shapes[way.positions] = (tiles, way.tile) if way.tile > 1 else (length,)
+    shapes |= {way.values: (tiles,), way.positions: (tiles, way.tile) if way.tile > 1 else (tiles,)}
     dtypes = {**bound.dtypes, **dict.fromkeys((way.positions, way.values), bound.dtypes[way.index])}
     metas = {name: Meta(shapes[name], dtypes[name], bound.device) for name in way.statement.tensor_names}
     own = {name: row_major(shapes[name]) for name in (way.positions, way.values)}

@@ -103,4 +103,4 @@ def _alone(bound: Bound, strides: Strides, fact: Fact | None, deterministic: boo
     names = (*start.free, *start.summed)
     tree = multiply([frozenset(factor.names) for factor in start.factors])
     roles = dict.fromkeys(names, "tile")
-    return Schedule(bound, start.strategy, start.output, start.factors, start.extents, roles, tree)
+    return Schedule.from_start(start, roles=roles, tree=tree)

@@ -49,15 +49,14 @@ class Tiling:
 def contiguity(start: Start, strides: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
     """Return for each name how many elements are read or written along a unit stride of it."""
     elements_along: dict[str, int] = {}
-    for factor in (start.output, *start.factors):
-        if isinstance(factor, Access):
-            elements = math.prod(start.extents[name] for name in factor.names)
-            # the output is allocated contiguous: its last dimension has unit stride
-            steps = strides.get(factor.name) if factor is not start.output else None
-            for dim, index in enumerate(factor.indices):
-                unit = steps[dim] == 1 if steps is not None else dim == len(factor.indices) - 1
-                if isinstance(index, Var) and unit:
-                    elements_along[index.name] = elements_along.get(index.name, 0) + elements
+    for access in (start.output, *start.accesses):
+        elements = math.prod(start.extents[name] for name in access.names)
+        # the output is allocated contiguous: its last dimension has unit stride
+        steps = strides.get(access.name) if access is not start.output else None
+        for dim, index in enumerate(access.indices):
+            unit = steps[dim] == 1 if steps is not None else dim == len(access.indices) - 1
+            if isinstance(index, Var) and unit:
+                elements_along[index.name] = elements_along.get(index.name, 0) + elements
     return elements_along
 
 
@@ -98,7 +97,7 @@ def tilings(start: Start, strides: Mapping[str, tuple[int, ...]]) -> list[Tiling
     last = str(start.output.indices[-1])
     large = SMALL_PART * max(along.values(), default=0)
     # a factor of which several dimensions have unit strides, all but one with a single element, lies along one of them
-    units = {_unit(factor, strides) for factor in start.factors if isinstance(factor, Access)}
+    units = {_unit(factor, strides) for factor in start.accesses}
     others = [name for name in free if name in units - {last} and along.get(name, 0) >= max(large, 1)]
     if last in free and others:
         other = max(others, key=lambda name: (along[name], start.extents[name]))
@@ -188,7 +187,7 @@ def _turned(start: Start, strides: Mapping[str, tuple[int, ...]], free: Sequence
     Names that come before one of the two in its operand lengthen its axis, that of which blocks mask more elements.
     """
     source = max(
-        (factor for factor in start.factors if isinstance(factor, Access) and _unit(factor, strides) == other),
+        (factor for factor in start.accesses if _unit(factor, strides) == other),
         key=lambda factor: math.prod(start.extents[name] for name in factor.names),
     )
     rest = [name for name in free if name not in (other, last)]

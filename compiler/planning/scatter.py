@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Union
 
 from ...formats.facts import ConstantTables, Fact, OwnedRows, WrittenOnce, piece_count
 from ..binding import Bound
-from ..language import Access, Const, Index, Var, fresh_name, walk
+from ..language import Access, Const, Index, Var, fresh_name, substituted, walk
 from .constant_tables import is_permutation
 from .device import device_of
 
@@ -245,14 +246,14 @@ class Start:
         assert access is not None
         row, segment = self.fresh("r"), str(access.indices[0])
         is_packed = is_cut and isinstance(fact, OwnedRows) and fact.is_packed
-        output = _substitute(self.output, {access: Var(row)})
+        output = substituted(self.output, {access: Var(row)})
         swap: dict[Index, Index] = {} if is_packed else {access: Var(row)}  # entries of a piece may be of several rows
         # groups of one entry need no loop over their entries, which several at a time are then taken of; the place of
         # a winner is counted by all names
         if self.bound.statement.is_sum:
             single = [name for name in self.summed if self.extents[name] == 1 and not is_varying(self.bound, name)]
             swap |= {Var(name): Const(0) for name in single}
-        factors = tuple(_substitute(factor, swap) for factor in self.factors if isinstance(factor, Access))
+        factors = tuple(substituted(factor, swap) for factor in self.accesses)
         owner = Owner(row, segment, access.name, is_cut, is_packed)
         extents = {**self.extents, row: owned_rows(self.bound, fact, is_cut)}
         return replace(self, output=output, factors=factors, extents=extents, owner=owner)
@@ -274,12 +275,18 @@ class Start:
         """Return the statement with `Z[b,s,w]` for `Z[b,I[p,q],w]` and one more factor, 1 where I[p,q] is s."""
         name = self.fresh("s")
         extents = {**self.extents, name: self.bound.size[self.output.indices.index(self.scattered)]}
-        output = _substitute(self.output, {self.scattered: Var(name)})
+        output = substituted(self.output, {self.scattered: Var(name)})
         return replace(self, output=output, factors=(*self.factors, OneHot(self.scattered, name)), extents=extents)
 
     @property
     def free(self) -> tuple[str, ...]:
+        """The index names of the output."""
         return self.output.names
+
+    @cached_property
+    def accesses(self) -> tuple[Access, ...]:
+        """The factors that read a tensor, in order."""
+        return tuple(factor for factor in self.factors if isinstance(factor, Access))
 
     @property
     def summed(self) -> tuple[str, ...]:
@@ -287,6 +294,10 @@ class Start:
         if self.owner is not None:
             names.setdefault(self.owner.segment)
         return tuple(name for name in names if name not in self.free)
+
+    def parts_of(self, axis: str) -> tuple[str, ...]:
+        """Return the index names that an axis holds, the fastest last: itself, or those of a flattened axis."""
+        return next((flat.parts for flat in self.flats if flat.name == axis), (axis,))
 
     def varies_over(self, factor: Factor) -> set[str]:
         """Return the names that a factor's tile depends on; groups depend on the row that owns them."""
@@ -301,12 +312,3 @@ class Start:
     @property
     def segment(self) -> str | None:
         return self.owner.segment if self.owner is not None else None
-
-
-def _substitute(access: Access, swap: Mapping[Index, Index]) -> Access:
-    def index(item: Index) -> Index:
-        if item in swap:
-            return swap[item]
-        return _substitute(item, swap) if isinstance(item, Access) else item
-
-    return replace(access, indices=tuple(map(index, access.indices)))

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import chain, combinations, product
+from typing import Any
 
 import torch
 
@@ -28,7 +29,7 @@ from .constant_tables import line_of_access
 from .contraction import SHORT, Dot, Node, Sum, contract, dots, leaves, multiply
 from .device import device_of, line_of
 from .movement import WARP_ROW, Tiling, contiguity, run_name, tilings, widened
-from .scatter import Factor, Flat, Merged, OneHot, Owner, Start, is_in_set, is_varying, owned_by, owned_rows
+from .scatter import OneHot, Start, is_in_set, is_varying, owned_by, owned_rows
 from .stretches import is_crowded, reads_stretches, stretch
 
 __all__ = [
@@ -60,30 +61,22 @@ MOST_ENTRIES = 512
 LARGEST_TILE, LEAST_TILE = 4096, 16
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """A bound statement with a role for every index; prints as a table."""
+@dataclass(frozen=True, kw_only=True)
+class Schedule(Start):
+    """A statement as its scatter strategy has rewritten it, with a role for every index; prints as a table."""
 
-    bound: Bound
-    strategy: str
-    output: Access
-    factors: tuple[Factor, ...]
-    extents: Mapping[str, int]
     roles: Mapping[str, str]
     tree: Node | None
-    owner: Owner | None = None
-    shared_index: str = ""  # the index tensor of rows that several groups may add to; "" where nothing tells which do
     is_shared: bool = False  # several programs share one sum, each with a part of the longest loop
     has_copies: bool = False  # programs write to copies of the output, which a second kernel sums
-    merged: Merged | None = None
     tables: Tables = field(default_factory=dict)  # whose numbers the source holds
-    flats: tuple[Flat, ...] = ()
     along: str = ""  # the axis along memory of a sum that reads stretches of it
     form: str = ""  # of a statement that moves data: rows, flat, turned, looped, runs
 
-    @cached_property
-    def free(self) -> tuple[str, ...]:
-        return self.output.names
+    @staticmethod
+    def from_start(start: Start, **more: Any) -> Schedule:
+        """Return a rewritten statement with the roles, the tree and whatever else a schedule has."""
+        return Schedule(**{each.name: getattr(start, each.name) for each in fields(Start)}, **more)
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
@@ -111,7 +104,7 @@ class Schedule:
             return False
         if merged is None:
             return len(output[0].indices) == 1
-        inside = [access for factor in self.factors if isinstance(factor, Access) for access in factor.indirections]
+        inside = [access for factor in self.accesses for access in factor.indirections]
         return self.holds_set and not any(merged.inner in access.names for access in inside)
 
     @cached_property
@@ -225,9 +218,8 @@ class Schedule:
 
     def is_kept(self, axis: str) -> bool:
         """Whether the output has a tile axis, so that nothing is summed over it."""
-        parts = next((flat.parts for flat in self.flats if flat.name == axis), ())
         is_merged = self.merged is not None and axis == self.merged.name
-        return axis in self.free or is_merged or bool(parts and parts[0] in self.free)
+        return is_merged or self.parts_of(axis)[0] in self.free
 
     def names(self, *roles: str) -> tuple[str, ...]:
         return tuple(name for name, role in self.roles.items() if role in roles)
@@ -271,7 +263,7 @@ def schedules(
             return ()
     if _is_worth_sharing(candidates[0]):
         candidates = [*_shared(candidates[0], deterministic), *candidates]
-    if is_crowded(start, device_of(bound.device).l2_bytes):
+    if is_crowded(start, device_of(bound.device)):
         crowded = [way.in_copies() for way in candidates]
         candidates = [*(way for way in crowded if way is not None), *candidates]
     tables = fact.numbers if isinstance(fact, ConstantTables) else {}
@@ -336,7 +328,7 @@ def unrolled_schedule(start: Start, strides: Strides, tables: Tables) -> Schedul
     """
     if not tables or start.strategy not in ("store", "store-once", "atomic") or not start.bound.statement.is_sum:
         return None
-    roots = [start.output, *(factor for factor in start.factors if isinstance(factor, Access))]
+    roots = [start.output, *start.accesses]
     reads = [access for root in roots for access in walk(root) if access.name in tables]
     if {access.name for access in reads} != {*tables}:
         return None
@@ -364,9 +356,7 @@ def unrolled_schedule(start: Start, strides: Strides, tables: Tables) -> Schedul
     roles = {name: "grid" for name in others if name not in axes and name not in unrolled}
     roles.update({name: "step" if name in summed else "tile" for name in axes})
     roles.update(dict.fromkeys(unrolled, "unrolled"))
-    return Schedule(
-        start.bound, start.strategy, start.output, start.factors, start.extents, roles, tree=None, tables=tables
-    )
+    return Schedule.from_start(start, roles=roles, tree=None, tables=tables)
 
 
 def _unrolled_axes(start: Start, strides: Strides, names: list[str]) -> list[str]:
@@ -416,21 +406,7 @@ def _finish(
         if name not in roles and name not in steps:
             roles[name] = "merged" if name in together else "loop"
     roles.update(dict.fromkeys(steps, "step"))
-    return Schedule(
-        start.bound,
-        start.strategy,
-        start.output,
-        start.factors,
-        start.extents,
-        roles,
-        tree,
-        start.owner,
-        start.shared_index,
-        merged=start.merged,
-        flats=start.flats,
-        along=along,
-        form=form,
-    )
+    return Schedule.from_start(start, roles=roles, tree=tree, along=along, form=form)
 
 
 def _tree(start: Start, tiles: tuple[str, ...], steps: tuple[str, ...], use_dot: bool) -> Node | None:
@@ -547,14 +523,13 @@ def _moved_elements(start: Start, axes: Sequence[tuple[str, ...]], strides: Stri
             left /= blocks[name]
     programs = math.prod(start.extents[name] / blocks[name] for name in start.free)
     total = 0.0
-    for access in (start.output, *start.factors):
-        if isinstance(access, Access):
-            own = [name for name in access.names if name in start.free]
-            tile = math.prod(blocks[name] for name in own)
-            steps = math.prod(start.extents[name] for name in access.names if name not in own)
-            strided = zip(access.indices, strides["" if access is start.output else access.name])
-            unit = {index.name for index, stride in strided if isinstance(index, Var) and stride == 1}
-            total += programs * tile * steps * (alone if unit and not unit & {*chain(*axes)} else 1)
+    for access in (start.output, *start.accesses):
+        own = [name for name in access.names if name in start.free]
+        tile = math.prod(blocks[name] for name in own)
+        steps = math.prod(start.extents[name] for name in access.names if name not in own)
+        strided = zip(access.indices, strides["" if access is start.output else access.name])
+        unit = {index.name for index, stride in strided if isinstance(index, Var) and stride == 1}
+        total += programs * tile * steps * (alone if unit and not unit & {*chain(*axes)} else 1)
     return total
 
 

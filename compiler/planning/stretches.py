@@ -6,14 +6,13 @@ import math
 from collections.abc import Mapping
 
 from ..language import Access, Var
+from .device import Device
 from .scatter import Start
 
 __all__ = ["is_crowded", "reads_stretches", "stretch"]
 
-# Additions for each element of the output from which on so many meet at one place that copies of the output are tried,
-# and the part of the L2 cache that copies may fill.
+# additions for each element of the output from which on so many meet at one place that copies of the output are tried
 CROWD = 64
-COPIES_OF_L2 = 1 / 8
 
 
 def reads_stretches(start: Start) -> bool:
@@ -27,7 +26,7 @@ def stretch(start: Start, strides: Mapping[str, tuple[int, ...]], name: str) -> 
     Every access over one of them has all of them, side by side, so that one axis may run over them all.
     """
     is_summed = name in start.summed
-    factors = [factor for factor in start.factors if isinstance(factor, Access)]
+    factors = start.accesses
     accesses = factors if is_summed else [start.output, *factors]
     if len(factors) < len(start.factors) or not (is_summed or name in start.free):
         return (name,)
@@ -69,11 +68,11 @@ def _is_stretch(factor: Access, strides: tuple[int, ...], names: tuple[str, ...]
     return is_in_order and min(lengths) > 1 and all(a == b * n for a, b, n in zip(steps, steps[1:], lengths[1:]))
 
 
-def is_crowded(start: Start, l2_bytes: int) -> bool:
+def is_crowded(start: Start, device: Device) -> bool:
     """Whether a scatter adds so often to so few places that copies of the output are worth a second kernel."""
     if start.strategy != "atomic" or not start.output.indirections:
         return False
     elements = math.prod(start.bound.size)
     additions = math.prod(start.extents[name] for name in start.free)
     copy = elements * start.bound.compute_dtype.itemsize
-    return additions >= CROWD * elements and 2 * copy <= COPIES_OF_L2 * l2_bytes
+    return additions >= CROWD * elements and 2 * copy <= device.room_for_copies

@@ -7,14 +7,13 @@ sorted once, unless the rows are so narrow that adding them up one by one takes 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
 from torch import Tensor
 
-from ...formats.guard import ChangeGuard, may_keep
+from ...formats.guard import ChangeGuard, Unsaved, may_keep
 
 __all__ = ["Groups", "add_rows", "chosen_rows", "grouped_entries", "row_products", "row_sums", "weighted_row_sums"]
 
@@ -44,7 +43,7 @@ class Groups(NamedTuple):
     members: tuple[Tensor | None, ...]  # what index tensors hold for them, as int64; None: what was given, as it lies
 
 
-class _Kept:
+class _Kept(Unsaved):
     """What is known of some index tensors that have not changed since; None if their rows are not sorted."""
 
     __slots__ = ("entries", "guards", "is_ascending", "owners", "rows")
@@ -54,6 +53,22 @@ class _Kept:
         self.owners = tuple([None if tensor is None else ref(tensor) for tensor in tensors])
         self.rows, self.is_ascending = rows, False
         self.entries: Any = None  # _Entries or Groups
+
+    @classmethod
+    def of(cls, tensors: tuple[Tensor | None, ...], rows: object) -> _Kept | None:
+        """Return an empty entry, to be made before the tensors are read; None if nothing may be kept of them."""
+        is_counted = not any([tensor is not None and tensor.is_inference() for tensor in tensors])
+        return cls(tensors, rows) if may_keep() and is_counted else None
+
+    @staticmethod
+    def kept_with(keeper: Any, attribute: str, tensors: tuple[Tensor | None, ...], rows: object) -> _Kept | None:
+        """Return what one of the tensors keeps of all of them; None if there is nothing, or one has changed."""
+        known = getattr(keeper, attribute, ())  # of a tensor from a pickle, empty dictionaries
+        return next((kept for kept in known if kept and kept.holds_for(tensors, rows)), None)
+
+    def keep(self, keeper: Any, attribute: str) -> None:
+        """Keep this with one of the tensors, in the place of the oldest if there are many."""
+        setattr(keeper, attribute, (self, *getattr(keeper, attribute, ())[: KEPT - 1]))
 
     def holds_for(self, tensors: tuple[Tensor | None, ...], rows: object) -> bool:
         """Return whether these are the tensors, with this many rows."""
@@ -66,9 +81,6 @@ class _Kept:
             elif owner() is not tensor or not guard.holds_for(tensor):
                 return False
         return True
-
-    def __reduce__(self) -> Any:
-        return OrderedDict, ()  # nothing: a pickle need not have it, and torch.load's weights_only knows this word
 
 
 def row_sums(values: Tensor, index: Tensor, rows: int, is_padded: bool) -> Tensor:
@@ -154,17 +166,15 @@ def grouped_entries(
     and whether the owners are.
     """
     tensors, sizes = (index, *members), (count, each, needs)
-    known: tuple[_Kept, ...] = getattr(index, _GROUPS, ())
-    for kept in known:
-        if kept and kept.holds_for(tensors, sizes):  # a pickle has an empty dictionary in its place
-            return kept.entries  # type: ignore[no-any-return]
-    keeps = may_keep() and not any([tensor.is_inference() for tensor in tensors])
-    new = _Kept(tensors, sizes) if keeps else None  # before they are read: another thread may write to them
+    kept = _Kept.kept_with(index, _GROUPS, tensors, sizes)
+    if kept is not None:
+        return kept.entries  # type: ignore[no-any-return]
+    new = _Kept.of(tensors, sizes)
     hiding = [member for member, is_hiding in zip(members, hides) if is_hiding]
     groups = _grouped_entries(index, members, [*hiding, *([index] if is_padded else [])], each, count, needs)
     if new is not None:
         new.entries = groups
-        setattr(index, _GROUPS, (new, *known[: KEPT - 1]))
+        new.keep(index, _GROUPS)
     return groups
 
 
@@ -249,21 +259,19 @@ def _entries_of(
     """Return the entries of each row in order; None if they are not and nobody `sorts` them."""
     tensors = columns, index
     keeper = index if columns is None else columns
-    known: tuple[_Kept, ...] = getattr(keeper, _ORDERS, ())
-    for kept in known:
-        if kept and kept.holds_for(tensors, rows):  # a pickle has an empty dictionary in its place
-            if kept.entries is None and sorts:
-                kept.entries = _ordered_entries(columns, index, rows, is_padded, kept.is_ascending)
-            return kept.entries if sorts or kept.is_ascending else None
-    keeps = may_keep() and not any([tensor is not None and tensor.is_inference() for tensor in tensors])
-    new = _Kept(tensors, rows) if keeps else None  # before they are read: another thread may write to them
+    kept = _Kept.kept_with(keeper, _ORDERS, tensors, rows)
+    if kept is not None:
+        if kept.entries is None and sorts:
+            kept.entries = _ordered_entries(columns, index, rows, is_padded, kept.is_ascending)
+        return kept.entries if sorts or kept.is_ascending else None
+    new = _Kept.of(tensors, rows)
     is_ascending = index is None or _is_ascending(index.reshape(-1))
     entries = None
     if sorts or is_ascending:
         entries = _ordered_entries(columns, index, rows, is_padded, is_ascending)
     if new is not None:
         new.entries, new.is_ascending = entries, is_ascending
-        setattr(keeper, _ORDERS, (new, *known[: KEPT - 1]))
+        new.keep(keeper, _ORDERS)
     return entries
 
 

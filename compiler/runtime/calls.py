@@ -55,7 +55,7 @@ def _over_format(
     tensors: list[Any],
     place: int,
 ) -> tuple[Any, ...]:
-    """Return what `arguments` does if a format is at a place among the operands.
+    """Return the cache, the key and the tensors of a call with a format at a place among its operands, see `arguments`.
 
     Raises AttributeError if it is none, and TypeError if there is another operand that is no tensor, or if a tracer
     made its values.

@@ -8,7 +8,7 @@ from math import prod
 import torch
 
 from ...lru_cache import LRUCache
-from ..binding import SHORT_LENGTH, Bound, Meta, bind, power_of_two, row_major
+from ..binding import SHORT_LENGTH, Bound, Meta, bind, kernel_strides, power_of_two, row_major
 from ..codegen import Config, Flags, emit
 from ..language import parse
 from ..planning import schedules
@@ -55,8 +55,7 @@ def _sum(elements: int, bound: Bound, copies: int, sum_dtype: torch.dtype, seed:
 
 
 def _strides(bound: Bound) -> dict[str, tuple[int, ...]]:
-    contiguous = {name: row_major(shape) for name, shape in bound.shapes.items()}
-    return contiguous | {"": row_major(bound.size)} | ({" seed": (1,)} if bound.is_seeded else {})
+    return kernel_strides(bound, {name: row_major(shape) for name, shape in bound.shapes.items()})
 
 
 def _launcher(bound: Bound) -> Launcher:

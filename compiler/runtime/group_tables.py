@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
-from weakref import ref
 
 import torch
 from torch import Tensor
 
-from ...formats.guard import ChangeGuard, address_of, may_keep
-from ...formats.torch_state import is_capturing, is_deterministic
+from ...formats.guard import KeptGuard, Unsaved, address_of, may_keep
+from ...formats.torch_state import is_captured, is_deterministic
+from ..planning import number_of_tiles
 from .enqueue import Runner, enqueue
 from .launch import INTERPRETED, SEVERAL_GPUS, TRITON_VERSION, on_device
 from .ranges import remember_range, remember_segments
@@ -35,11 +35,10 @@ __all__ = [
     "has_met",
     "meet",
     "new_group_tables",
-    "number_of_tiles",
     "sorted_tables",
 ]
 
-_GROUPS, _CAPTURED = "_insum_groups", "_insum_captured_groups"
+_CAPTURED = "_insum_captured_groups"
 BLOCK, LONG_BLOCK = 512, 4096  # positions of a program, and counts of the one that adds them up; not measured
 FEW_GROUPS = 128  # in which positions of a program are ranked before they are counted; not measured
 MOST_HOT = 8192  # elements of a program's positions by groups, which registers hold
@@ -54,21 +53,18 @@ _runners: dict[tuple[object, ...], Runner] = {}  # of the kernels that make tabl
 _loaded: set[tuple[object, ...]] = set()  # kinds of which all kernels are there that a captured graph may need
 
 
-class _Groups(ChangeGuard):
+class _Groups(KeptGuard):
     """The tables of one tensor, by how many values it has, the length of tiles and whether positions keep order."""
 
-    __slots__ = ("owner", "tables")
+    __slots__ = ("tables",)
+    attribute = "_insum_groups"
 
     def __init__(self, index: Tensor) -> None:
         super().__init__(index)
-        self.owner = ref(index)
         self.tables: dict[tuple[int, int, bool], GroupTables | _Renewable] = {}
 
-    def __reduce__(self) -> Any:
-        return dict, ()  # nothing: a copy of the tensor makes its own
 
-
-class _Renewable:
+class _Renewable(Unsaved):
     """Tables made by kernels, in memory of their own, which the same kernels may make again in place."""
 
     def __init__(self, index: Tensor, count: int, tile: int) -> None:
@@ -144,11 +140,6 @@ def _built(kind: tuple[object, ...], launch: _Launch) -> Runner:
     return runner
 
 
-def number_of_tiles(length: int, count: int, tile: int) -> int:
-    """Return the tiles of `length` positions: each of `count` values, and -1, has one at most that is not full."""
-    return length if tile == 1 else length // tile + count + 1
-
-
 def group_tables(index: Tensor, count: int, tile: int, keeps_order: bool = False) -> GroupTables:
     """Return the tables of an index tensor [P], whose values are from -1 to `count` - 1, in tiles of `tile` positions.
 
@@ -168,27 +159,17 @@ def group_tables(index: Tensor, count: int, tile: int, keeps_order: bool = False
 
 def meet(index: Tensor) -> None:
     """Note that an index tensor was used: if it is used again, unchanged, its tables are worth being made."""
-    if not _is_captured(index) and _known(index) is None and may_keep(index) and not index.is_inference():
-        setattr(index, _GROUPS, _Groups(index))
+    may_meet = not is_captured(index.device) and may_keep(index) and not index.is_inference()
+    if may_meet and _Groups.kept_with(index) is None:
+        _Groups(index).keep(index)
 
 
 def has_met(index: Tensor) -> bool:
     """Return whether an index tensor was used before, unchanged since; during a capture, whether it has tables."""
-    groups = _known(index)
-    if groups is None or not _is_captured(index):
+    groups = _Groups.kept_with(index)
+    if groups is None or not is_captured(index.device):
         return groups is not None
     return any(isinstance(tables, _Renewable) for tables in list(groups.tables.values()))
-
-
-def _is_captured(index: Tensor) -> bool:
-    return index.is_cuda and is_capturing()
-
-
-def _known(index: Tensor) -> _Groups | None:
-    groups: _Groups | None = getattr(index, _GROUPS, None)
-    if not groups:  # a pickle has an empty dictionary in its place
-        return None
-    return groups if groups.owner() is index and groups.holds_for(index) else None
 
 
 def _remembered(index: Tensor, count: int, tile: int, keeps_order: bool) -> GroupTables:
@@ -196,9 +177,9 @@ def _remembered(index: Tensor, count: int, tile: int, keeps_order: bool) -> Grou
     if not may_keep(index) or index.is_inference():
         return new_group_tables(index, count, tile, keeps_order)
     meet(index)
-    groups, key = _known(index), (count, tile, keeps_order or is_deterministic())
+    groups, key = _Groups.kept_with(index), (count, tile, keeps_order or is_deterministic())
     tables = None if groups is None else groups.tables.get(key)
-    if _is_captured(index):
+    if is_captured(index.device):
         return _for_graph(index, tables) or new_group_tables(index, count, tile, keeps_order)
     assert groups is not None
     if tables is None:
@@ -223,7 +204,7 @@ def _for_graph(index: Tensor, tables: GroupTables | _Renewable | None) -> GroupT
 
 
 def new_group_tables(index: Tensor, count: int, tile: int, keeps_order: bool = False) -> GroupTables:
-    """Return what `group_tables` does, made now."""
+    """Return new tables of an index tensor, which are not remembered with it; `group_tables` says what they are."""
     tables = _made(index, count, tile, keeps_order)
     return tables.tables if isinstance(tables, _Renewable) else tables
 

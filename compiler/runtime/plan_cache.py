@@ -27,6 +27,7 @@ from ...formats.torch_state import (
     default_dtype,
     deterministic_flag,
     float32_precision,
+    is_captured,
     is_capturing,
     is_deterministic,
     is_forward_mode,
@@ -250,7 +251,7 @@ def _by_key(
     owned: Owner | tuple[()] | None,
     facts: int,
 ) -> Any:
-    """Return what `planned` does, for a call that no guard of a recent layout accepts: its plan is found by a key."""
+    """Return the result of a call that no guard of a recent layout accepts: by a plan that a key finds, or recorded."""
     call_key, numbers, *_ = recent_key
     settings = (kind, call_key), numbers, len(tensors), float32_precision(), is_deterministic()
     key = _key(settings, tensors)
@@ -335,7 +336,7 @@ def _recorded(
     """Run a function, and make a plan of what it does if one can be made now."""
     if layout.attempts >= ATTEMPTS or (any_length is not None and any_length.attempts >= ATTEMPTS and not layout.plans):
         return function(*tensors)
-    if (tensors[0].is_cuda and is_capturing()) or _is_unseen():  # when nothing is tuned, nor read
+    if is_captured(tensors[0].device) or _is_unseen():  # when nothing is tuned, nor read
         return function(*tensors)
     with Recording(tensors) as recording:
         result = function(*tensors)

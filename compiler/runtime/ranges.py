@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
-from weakref import ref
 
 import torch
 from torch import Tensor
 
-from ...formats.guard import ChangeGuard, guard_expression, may_keep
-from ...formats.torch_state import is_capturing
+from ...formats.guard import KeptGuard, guard_expression, may_keep
+from ...formats.torch_state import is_captured
 from ..binding import Bound, Pointed, SparseFormat
 from ..language import IndexRangeError
 from .recording import paused
@@ -28,22 +26,19 @@ __all__ = [
     "segment_lengths",
 ]
 
-_RANGE, _SEGMENTS = "_insum_value_range", "_insum_segments"
+_SEGMENTS = "_insum_segments"
 
 
-class _Range(ChangeGuard):
-    """The smallest and the largest value of one tensor; a copy has the tensor's attributes too, but is another one."""
+class _Range(KeptGuard):
+    """The smallest and the largest value of one tensor."""
 
-    __slots__ = ("ascends", "owner", "values")
+    __slots__ = ("ascends", "values")
+    attribute = "_insum_value_range"
 
     def __init__(self, index: Tensor) -> None:
         super().__init__(index)
-        self.owner = ref(index)
         self.values = 0, -1
         self.ascends: bool | None = None  # nobody has asked yet
-
-    def __reduce__(self) -> Any:
-        return OrderedDict, ()  # nothing: a pickle need not have it, and torch.load's weights_only knows this word
 
 
 def read_ranges(indices: Sequence[Tensor], ordered: Collection[int] = ()) -> list[tuple[int, int]]:
@@ -91,10 +86,10 @@ def ascends(index: Tensor) -> bool:
 
     One that can't be read, while a CUDA graph is captured or on the meta device, counts as one that does not.
     """
-    cached = _cached(index)
+    cached = _Range.kept_with(index)
     if cached is not None and cached.ascends is not None:
         return cached.ascends
-    if (index.is_cuda and is_capturing()) or index.is_meta:
+    if is_captured(index.device) or index.is_meta:
         return False
     with paused():
         answer = bool((index[1:] >= index[:-1]).all())
@@ -108,7 +103,7 @@ def remember_range(index: Tensor, low: int, high: int, ascends: bool = False) ->
 
     Nor is its order: whether it ascends is for its maker to say.
     """
-    if _cached(index) is None:
+    if _Range.kept_with(index) is None:
         new_range = _new_range(index)
         if new_range is not None:
             new_range.ascends = ascends
@@ -129,14 +124,6 @@ def remember_coordinates(form: SparseFormat) -> None:
         remember_range(form.value_source, padded, len(form.values) - 1)
 
 
-def _cached(index: Tensor) -> _Range | None:
-    """Return what is kept with a tensor; None if there is nothing or the tensor has changed since."""
-    cached: _Range | None = getattr(index, _RANGE, None)
-    if not cached:  # a pickle has an empty dictionary in its place
-        return None
-    return cached if cached.owner() is index and cached.holds_for(index) else None
-
-
 def _new_range(index: Tensor) -> _Range | None:
     """Return an empty cache entry for an index tensor, one wrapped by a transform too; None if nothing may be kept."""
     return _Range(index) if may_keep() and not index.is_inference() else None
@@ -146,7 +133,7 @@ def _keep(index: Tensor, new_range: _Range | None, values: tuple[int, int]) -> N
     """Fill in a cache entry and keep it with its tensor."""
     if new_range is not None:
         new_range.values = values
-        setattr(index, _RANGE, new_range)
+        new_range.keep(index)
 
 
 def range_expression(name: str, address: str, cached: str, layout: str, ascends: bool | None) -> str:
@@ -155,7 +142,7 @@ def range_expression(name: str, address: str, cached: str, layout: str, ascends:
     After it, `{cached}.values` is what `remembered_ranges` would return of an input of this layout. Unless `ascends` is
     None, it is also what the function of that name would return.
     """
-    is_cached = f"({cached} := getattr({name}, {_RANGE!r}, None)) and {cached}.owner() is {name}"
+    is_cached = f"({cached} := getattr({name}, {_Range.attribute!r}, None)) and {cached}.owner() is {name}"
     is_in_order = "" if ascends is None else f" and {cached}.ascends is {ascends}"
     return f"{is_cached} and {guard_expression(cached, name, address, layout)}{is_in_order}"
 
@@ -172,14 +159,14 @@ def remembered_ranges(*indices: Tensor, ordered: Collection[int] = ()) -> list[t
     values has (0, -1), and one that can't be read (-1, -1): any entry may be -1 then. Nothing is read while a CUDA
     graph is captured, and there is nothing to read on the meta device.
     """
-    values = [None if (cached := _cached(index)) is None else cached.values for index in indices]
+    values = [None if (cached := _Range.kept_with(index)) is None else cached.values for index in indices]
     if None not in values:
         return values  # type: ignore[return-value]
     unread: dict[int, list[int]] = {}  # where each tensor stands that is to be read, by its id
     for at, (index, known) in enumerate(zip(indices, values)):
         if known is not None:
             continue
-        if (index.is_cuda and is_capturing()) or index.is_meta:
+        if is_captured(index.device) or index.is_meta:
             values[at] = -1, -1
         else:
             unread.setdefault(id(index), []).append(at)
@@ -196,7 +183,7 @@ def segment_lengths(pointers: Tensor) -> tuple[int, int]:
     """Return how many segments there are and the longest one's length, read once; 0 for it during a capture."""
     cached = getattr(pointers, _SEGMENTS, None)
     if cached is None:
-        if pointers.is_cuda and is_capturing():
+        if is_captured(pointers.device):
             return len(pointers) - 1, 0
         with paused():
             longest = int(pointers.diff().max()) if len(pointers) > 1 else 0

@@ -2,7 +2,7 @@
 
 A file imports only from those above it.
 
-    settings      what the environment says about how statements run
+    settings      whether calls may be timed, and how many ways to run them are
     tuning_cache  tuned configs, kept in memory and on disk, one JSON file per key
     exemplars     statements by whose kernels a version of the code generator is known
     footprint     what a config would occupy of a multiprocessor, estimated from its schedule
@@ -19,11 +19,21 @@ A file imports only from those above it.
 """
 
 from .autotune import Timing, cached_launcher, choose, fastest, host_milliseconds, recall, refusals, tune
-from .cost import NEAR, floor_milliseconds, predicted_milliseconds
+from .cost import NEAR, floor_milliseconds
 from .joint import JointProblem, joint_problem
-from .problem import Candidate, Problem, candidates, choice_key, device_name, digest, generator_version, is_uneven
+from .problem import (
+    Candidate,
+    Problem,
+    bucketed_lengths,
+    candidates,
+    choice_key,
+    device_name,
+    digest,
+    generator_version,
+    is_uneven,
+)
 from .search import FIRST, Search, next_batch
-from .settings import tuning_mode
+from .settings import may_be_timed, tuning_mode
 from .tuning_cache import Key
 from .tuning_file import Imported, Tuned, clear_cache, export_tuned, import_tuned, tuned
 
@@ -38,6 +48,7 @@ __all__ = [
     "Search",
     "Timing",
     "Tuned",
+    "bucketed_lengths",
     "cached_launcher",
     "candidates",
     "choice_key",
@@ -53,8 +64,8 @@ __all__ = [
     "import_tuned",
     "is_uneven",
     "joint_problem",
+    "may_be_timed",
     "next_batch",
-    "predicted_milliseconds",
     "recall",
     "refusals",
     "tune",

@@ -14,18 +14,17 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ...formats.facts import Fact
-from ...formats.torch_state import is_capturing
+from ...formats.torch_state import is_captured
 from ...lru_cache import LRUCache
 from ..binding import Bound
 from ..language import UnsupportedError
 from ..planning import device_of
-from ..runtime import INTERPRETED, Launcher, cache_dir, on_device, paused, reason_of
+from ..runtime import Launcher, cache_dir, on_device, paused, reason_of
 from .captured import captured
 from .problem import Candidate, Problem, candidates, device_name, resize
 from .search import BUILDERS, Search
-from .settings import tuning_mode
-from .tuning_cache import Config as Choices
-from .tuning_cache import Entry, Key, TuningCache
+from .settings import is_tuning_on, may_be_timed, tuning_mode
+from .tuning_cache import Choices, Entry, Key, TuningCache
 
 __all__ = [
     "BUILDERS",
@@ -105,9 +104,9 @@ def choose(
         hopeless = _hopeless.get(problem.signature)
         if hopeless is not None:  # no candidate could be built at other sizes of this signature
             raise UnsupportedError(hopeless)
-        captures = problem.bound.device.type == "cuda" and is_capturing()
+        captures = is_captured(problem.bound.device)
         try:
-            launcher = _choose(problem, tensors, fact, captures, goal)
+            launcher = _choose(problem, tensors, fact, goal)
         except UnsupportedError as error:
             if not captures and not _is_out_of_memory(error):
                 _hopeless[problem.signature] = str(error)
@@ -125,14 +124,12 @@ def _forget() -> None:
         memory.clear()
 
 
-def _choose(
-    problem: Problem, tensors: Sequence[Tensor], fact: Fact | None, is_capturing: bool, goal: float
-) -> Launcher:
+def _choose(problem: Problem, tensors: Sequence[Tensor], fact: Fact | None, goal: float) -> Launcher:
     """Return the launcher that was tuned, now or earlier, or the most promising one where nothing may be timed."""
     recalled = _recalled(problem, tensors, fact)
     if recalled is not None:
         return recalled
-    if INTERPRETED or is_capturing or tuning_mode() == "off":
+    if not may_be_timed(problem.bound.device):
         return _first(problem, tensors, fact)
     with _cache(str(cache_dir())).lock(problem.key):
         recalled = _recalled(problem, tensors, fact)  # another process may have tuned it while this one waited
@@ -211,7 +208,7 @@ def _ranked(problem: Problem) -> Iterator[Candidate]:
 
 def _entry(problem: Problem) -> Entry | None:
     """Return what the tuning cache holds for a problem; None if nothing, or if tuning is off."""
-    return None if INTERPRETED or tuning_mode() == "off" else _cache(str(cache_dir())).get(problem.key)
+    return _cache(str(cache_dir())).get(problem.key) if is_tuning_on() else None
 
 
 def _find(problem: Problem, choices: Choices) -> Candidate | None:

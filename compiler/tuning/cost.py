@@ -23,7 +23,7 @@ from ..planning import VECTOR_BYTES, Device, Schedule, Strides, number_at
 from .footprint import accumulators, computed_operands, shared_bytes
 from .streams import stream_seconds
 
-__all__ = ["NEAR", "Cost", "JointCost", "floor_milliseconds", "predicted_milliseconds"]
+__all__ = ["NEAR", "Cost", "JointCost", "floor_milliseconds"]
 
 NEAR = 0.85  # of the floor: a route that comes so near leaves nothing worth building a kernel for
 REACHED = 0.9  # of a device's bandwidth: what a copy reaches (`make bench CASES=bench/cases/test_roof.py`)
@@ -66,21 +66,6 @@ def floor_milliseconds(
     rate = device.flops(bound.dtype.itemsize) if uses_tensor_cores else device.multiprocessors * device.vector_flops
     launches = (1 + len(between)) * device.launch_gap
     return 1e3 * max(launches, (bytes_moved + cached) / (REACHED * device.bandwidth), flops / rate)
-
-
-def predicted_milliseconds(
-    schedule: Schedule,
-    config: Config,
-    strides: Strides,
-    device: Device,
-    precision: str = "tf32",
-    in_order: Collection[str] = (),
-) -> float:
-    """Return about how long a candidate takes.
-
-    `precision` is that of a float32 dot; the index tensors `in_order` ascend.
-    """
-    return Cost(schedule, config, strides, device, precision, schedule.extents, in_order).milliseconds
 
 
 @dataclass(frozen=True)
@@ -161,7 +146,7 @@ class Cost:
     def entries(self) -> int:
         """How many products a program makes of each element: one for each number of the tables that is not 0."""
         schedule = self.schedule
-        held = [factor for factor in schedule.factors if isinstance(factor, Access) and factor.name in schedule.tables]
+        held = [factor for factor in schedule.accesses if factor.name in schedule.tables]
         if not held:
             return 1
         shape = schedule.bound.shapes[held[0].name]
@@ -172,7 +157,7 @@ class Cost:
     def held_of(self) -> dict[str, float]:
         """How many registers of a thread hold the tiles of each tensor of constant tables, and "" the sums of a run."""
         schedule, threads = self.schedule, self.config.num_warps * self.device.warp_width
-        held = {f.name: f for f in schedule.factors if isinstance(f, Access) and self.is_read(f)}
+        held = {access.name: access for access in schedule.accesses if self.is_read(access)}
         held |= {"": schedule.output} if schedule.run else {}
         elements = {name: prod(self.blocks.get(axis, 1) for axis in access.names) for name, access in held.items()}
         return {name: self.tiles_of(access) * max(1.0, elements[name] / threads) for name, access in held.items()}
@@ -205,9 +190,7 @@ class Cost:
     def loaded_of(self) -> dict[str, float]:
         """Bytes of each tensor that all programs read, from the cache or from memory."""
         schedule, loaded = self.schedule, dict[str, float]()
-        for factor in schedule.factors:
-            if not isinstance(factor, Access):
-                continue
+        for factor in schedule.accesses:
             for access in (factor, *factor.indirections):
                 if not self.is_read(access):
                     continue

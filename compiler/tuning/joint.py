@@ -17,7 +17,7 @@ from ..language import UnsupportedError
 from ..planning import Schedule, Strides, device_of, in_turns, joint_schedules
 from ..runtime import JointLauncher, joint_launcher
 from .autotune import BUILDERS, host_milliseconds
-from .cost import Cost, JointCost
+from .cost import JointCost
 from .problem import Problem, digest
 from .space import run_lengths
 from .tuning_cache import Key
@@ -116,13 +116,9 @@ class JointProblem:
 
     def predicted_milliseconds(self, config: Config) -> float:
         """Return about how long the kernel of a config takes."""
-        device, parts = device_of(self.schedules[0].bound.device), zip(self.schedules, self.problems)
-        costs = [
-            # one that holds no sums adds each neighbour by itself
-            Cost(part, config if part.run else replace(config, run=1), problem.strides, *settings, problem.in_order)
-            for part, problem in sorted(parts, key=lambda pair: not pair[0].run)
-            for settings in [(device, problem.flags.precision, part.extents)]
-        ]
+        parts = sorted(zip(self.schedules, self.problems), key=lambda pair: not pair[0].run)
+        alone = replace(config, run=1)  # one that holds no sums adds each neighbour by itself
+        costs = [problem.cost(part, config if part.run else alone) for part, problem in parts]
         return JointCost.of(costs).milliseconds
 
     def launcher(self, config: Config) -> JointLauncher:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...formats import facts
 from ...formats.facts import Fact, OwnedRows
-from ..binding import Bound, bucket, row_major, shape_class
+from ..binding import Bound, bucket, kernel_strides, row_major, shape_class
 from ..codegen import Config, Flags, emit
 from ..language import Access, Var
 from ..planning import Schedule, Strides, device_of, other_schedules, resized, schedules, strategies
@@ -27,12 +27,12 @@ from .exemplars import EXEMPLARS, Exemplar
 from .footprint import fitted
 from .settings import tuning_mode
 from .space import configs, spread
-from .tuning_cache import Config as Choices
-from .tuning_cache import Key
+from .tuning_cache import Choices, Key
 
 __all__ = [
     "Candidate",
     "Problem",
+    "bucketed_lengths",
     "candidates",
     "choice_key",
     "device_name",
@@ -75,6 +75,12 @@ class Problem:
     def resized(self, launcher: Launcher) -> Launcher:
         """Return a launcher of a problem of the same signature with the sizes of this one."""
         return resize(launcher, self.bound, self.fact)
+
+    def cost(self, schedule: Schedule, config: Config, extents: Mapping[str, int] | None = None) -> Cost:
+        """Return what a candidate costs, for these extents or those of the schedule."""
+        extents = schedule.extents if extents is None else extents
+        settings = device_of(self.bound.device), self.flags.precision, extents, self.in_order
+        return Cost(schedule, config, self.strides, *settings)
 
     @cached_property
     def signature(self) -> object:
@@ -203,16 +209,7 @@ class Candidate:
             **{f"block_{name}": block for name, block in config.blocks},
             "num_warps": config.num_warps,
             "num_stages": config.num_stages,
-            "swap": config.swap,
-            "reverse": config.reverse,
-            "parts": config.parts,
-            "rows": config.rows,
-            "longest_first": config.longest_first,
-            "copies": config.copies,
-            "run": config.run,
-            "aligned": config.is_aligned,
-            "evicts": config.evicts,
-            "ahead": config.is_ahead,
+            **config.options,
         }
 
     def __str__(self) -> str:
@@ -272,9 +269,8 @@ def _configs(problem: Problem, schedule: Schedule, full: bool, is_preferred: boo
 
 def _by_prediction(problem: Problem, schedule: Schedule, listed: Iterable[Config]) -> tuple[Config, ...]:
     """Return configs in the order of the cost model, those that seem to spill last: the first is taken untimed."""
-    device, precision, lengths = device_of(problem.bound.device), problem.flags.precision, _lengths(problem, schedule)
-    settings = problem.strides, device, precision, lengths, problem.in_order
-    costs = {config: Cost(schedule, config, *settings) for config in listed}
+    lengths = _lengths(problem, schedule)
+    costs = {config: problem.cost(schedule, config, lengths) for config in listed}
     return tuple(sorted(costs, key=lambda config: (costs[config].spills, costs[config].milliseconds)))
 
 
@@ -302,10 +298,10 @@ def _predicted(problem: Problem, schedule: Schedule, listed: Collection[Config])
         return []
     if schedule.along or schedule.has_copies:  # those listed come from a model of their own
         return []
-    device, precision, lengths = device_of(problem.bound.device), problem.flags.precision, _lengths(problem, schedule)
+    lengths = _lengths(problem, schedule)
     costs = [
-        (Cost(schedule, config, problem.strides, device, precision, lengths, problem.in_order), at, config)
-        for at, config in enumerate(spread(schedule, device))
+        (problem.cost(schedule, config, lengths), at, config)
+        for at, config in enumerate(spread(schedule, device_of(problem.bound.device)))
         if config not in listed
     ]
     others = [(cost.milliseconds, at, config) for cost, at, config in costs if not cost.spills]
@@ -328,6 +324,12 @@ def _apart(candidates_of_it: Iterable[Candidate]) -> tuple[Schedule, tuple[Confi
     """Return the schedule that candidates share, and their configs."""
     ways = tuple(candidates_of_it)
     return ways[0].schedule, tuple(way.config for way in ways)
+
+
+def bucketed_lengths(bound: Bound) -> list[tuple[str, int]]:
+    """Return the extents of a statement and the lengths of its output by their power of two, for a `choice_key`."""
+    named = *bound.extents.items(), *((f"[{dim}]", length) for dim, length in enumerate(bound.size))
+    return [(name, bucket(length)) for name, length in named]
 
 
 def choice_key(
@@ -395,8 +397,7 @@ def emitted_version() -> str:
 def _texts(exemplar: Exemplar) -> Iterator[str]:
     """Yield the choices of an exemplar's candidates, and the source of the first of each kind."""
     bound = exemplar.bound
-    strides = {name: row_major(shape) for name, shape in bound.shapes.items()}
-    strides |= {"": row_major(bound.size), **({" seed": row_major(bound.size)} if bound.is_seeded else {})}
+    strides = kernel_strides(bound, {name: row_major(shape) for name, shape in bound.shapes.items()})
     problem = Problem(
         bound, strides, tuple(bound.shapes), exemplar.fact, exemplar.flags, False, has_order=exemplar.has_order
     )

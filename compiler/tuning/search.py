@@ -51,9 +51,7 @@ class Search:
 
     @cached_property
     def costs(self) -> list[Cost]:
-        problem, device = self.problem, device_of(self.problem.bound.device)
-        settings = problem.strides, device, problem.flags.precision
-        return [Cost(way.schedule, way.config, *settings, way.schedule.extents, problem.in_order) for way in self.ways]
+        return [self.problem.cost(way.schedule, way.config) for way in self.ways]
 
     @cached_property
     def predicted(self) -> list[float]:

@@ -16,7 +16,7 @@ from math import prod
 
 from ..binding import power_of_two
 from ..codegen import Config
-from ..language import Access, Var
+from ..language import Var
 from ..planning import (
     LARGEST_TILE,
     MOST_ENTRIES,
@@ -72,7 +72,6 @@ RUNS, LEAST_RUN, MOST_RUN, MOST_SUMS = (32, 64), 4, 32, 128
 WAITING_WARPS = 8
 MOST_AHEAD = 2  # vectors of a thread for each entry of a piece, up to which positions may be loaded ahead
 LEAST_ADDITIONS = 16  # to each element of a copy, so that adding the copies up is the smaller part
-COPIES_OF_L2 = 1 / 8  # the part of the L2 cache that copies may fill
 LONG_TILE = 128  # along a side, from which on a longer one gains little
 
 SLICES = (512, 256)  # bytes
@@ -265,9 +264,8 @@ class Space:
         if len(schedule.axes) < 2:
             return False
         name = schedule.axes[-1]
-        names = next((flat.parts for flat in schedule.flats if flat.name == name), (name,))
-        factors = [factor for factor in schedule.factors if isinstance(factor, Access) and factor.indirections]
-        return any({*names} & {*factor.names} for factor in factors)
+        names = {*schedule.parts_of(name)}
+        return any(names & {*factor.names} for factor in schedule.accesses if factor.is_indirect)
 
     @cached_property
     def rows_traits(self) -> Traits:
@@ -331,7 +329,7 @@ class Space:
         summed axis is walked in blocks.
         """
         schedule, axes = self.schedule, self.schedule.axes
-        accesses = [access for access in (schedule.output, *schedule.factors) if isinstance(access, Access)]
+        accesses = [schedule.output, *schedule.accesses]
         widest = [access.indices[-1] for access in accesses if {*axes} <= {*access.names}]
         if not widest or not isinstance(widest[-1], Var) or widest[-1].name not in axes:
             return
@@ -515,7 +513,7 @@ class Space:
         322,981 of 207, which fill a thread's registers, 0.091 and not 0.076.
         """
         schedule = self.schedule
-        is_indirect = any(isinstance(factor, Access) and factor.indirections for factor in schedule.factors)
+        is_indirect = any(factor.is_indirect for factor in schedule.accesses)
         owner = schedule.owner
         may_be_ahead = is_indirect and bool(schedule.names("segment") if owner is not None else schedule.run)
         for config in ways:
@@ -586,7 +584,7 @@ class Space:
             return (config.parts,)
         elements = prod(schedule.bound.size)
         additions = prod(schedule.extents[name] for name in schedule.free)
-        room = COPIES_OF_L2 * self.device.l2_bytes / (elements * schedule.bound.compute_dtype.itemsize)
+        room = self.device.room_for_copies / (elements * schedule.bound.compute_dtype.itemsize)
         most = int(min(MOST_COPIES, room, additions / elements / LEAST_ADDITIONS))
         copies = power_of_two(most + 1) // 2
         return tuple(count for count in (copies, copies // 4) if count > 1)

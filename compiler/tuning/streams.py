@@ -15,7 +15,6 @@ from math import prod
 
 from ..binding import power_of_two
 from ..codegen import Config
-from ..language import Access
 from ..planning import Device, Schedule, is_varying
 
 __all__ = ["stream_seconds", "streams"]
@@ -66,8 +65,7 @@ class Stream:
     def itemsize(self) -> int:
         """The bytes of an element of the largest factor."""
         schedule = self.schedule
-        factors = [factor for factor in schedule.factors if isinstance(factor, Access)]
-        largest = max(factors, key=lambda factor: prod(schedule.extents[name] for name in factor.names))
+        largest = max(schedule.accesses, key=lambda factor: prod(schedule.extents[name] for name in factor.names))
         return schedule.bound.dtypes[largest.name].itemsize
 
     def configs(self) -> Iterator[Config]:

@@ -14,9 +14,9 @@ from filelock import FileLock
 from ...lru_cache import LRUCache
 from ..runtime import cache_dir, remove_abandoned, replace_file, warn_damaged, warn_unusable
 
-__all__ = ["Config", "Entry", "Key", "TuningCache"]
+__all__ = ["Choices", "Entry", "Key", "TuningCache"]
 
-Config = dict[str, int | str | bool]
+Choices = dict[str, int | str | bool]
 SCHEMA = 1  # of the JSON files; part of every digest, so that two versions can share a folder
 LOCK_TIMEOUT = 600.0  # seconds: a full search takes minutes, and a dead process holds no lock
 ENTRIES = 1024  # kept in memory, of some 10 kB each: every config that was tried and its time
@@ -46,9 +46,9 @@ class Key:
 class Entry:
     """A tuned config and all times; an entry from disk is checked for types only, so its config may be no candidate."""
 
-    config: Config
-    times: tuple[tuple[Config, float], ...] = ()  # every config measured and its milliseconds, best first
-    refused: tuple[tuple[Config, str], ...] = ()  # every config that could not be built, and why
+    config: Choices
+    times: tuple[tuple[Choices, float], ...] = ()  # every config measured and its milliseconds, best first
+    refused: tuple[tuple[Choices, str], ...] = ()  # every config that could not be built, and why
 
     def __post_init__(self) -> None:
         for config in (self.config, *(config for config, _ in (*self.times, *self.refused))):

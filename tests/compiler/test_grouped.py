@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
 import sys
 from contextlib import nullcontext
@@ -20,7 +21,7 @@ from insum_ops.compiler.grouped import GroupedRunner, RunnerByCapture, RunnerByI
 from insum_ops.compiler.planning.device import H200, described_as
 from insum_ops.compiler.prepared import has_kernels, prepare
 from insum_ops.compiler.runtime import group_tables, has_met, meet, new_group_tables, remembered_ranges
-from insum_ops.compiler.runtime.group_tables import _made, sorted_tables
+from insum_ops.compiler.runtime.group_tables import _for_graph, _Groups, _made, sorted_tables
 from insum_ops.compiler.runtime.plan_cache import planned
 from insum_ops.formats.facts import ConstantTables, WrittenOnce
 
@@ -283,9 +284,26 @@ def test_tables_are_remembered_until_the_index_changes():
 def test_copies_and_pickles_of_an_index_have_no_tables():
     index = torch.randint(0, 3, (20,), device=DEVICE)
     group_tables(index, 3, 16)
-    for other in (copy.deepcopy(index), copy.copy(index), pickle.loads(pickle.dumps(index))):
+    for other in (copy.deepcopy(index), copy.copy(index), pickle.loads(pickle.dumps(index)), saved_and_loaded(index)):
         assert not has_met(other)
     assert has_met(index)
+
+
+def saved_and_loaded(index):
+    file = io.BytesIO()
+    torch.save({"index": index}, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)["index"]
+
+
+@pytest.mark.kernels
+def test_an_index_whose_tables_a_graph_has_is_saved_without_them():
+    index = torch.randint(0, 3, (20,), device=DEVICE)
+    group_tables(index, 3, 16)
+    (tables,) = _Groups.kept_with(index).tables.values()
+    tables.load(index)
+    _for_graph(index, tables)
+    assert torch.equal(saved_and_loaded(index), index)
 
 
 @pytest.mark.skipif(DEVICE != "cuda", reason="a graph is captured, or routes are timed, on a GPU")

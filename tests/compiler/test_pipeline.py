@@ -102,13 +102,13 @@ def test_what_runs_while_a_graph_is_captured_is_for_it_alone(monkeypatch):
     bound = bind(parse("C[i] = A[i] * B[i]"), dict(zip("AB", given)))
     statement = prepared.prepare("C[i] = A[i] * B[i]", "A,B", None, given, None)
     statement.runners.clear()
-    monkeypatch.setattr(prepared, "is_capturing", lambda: True)
+    monkeypatch.setattr(prepared, "is_captured", lambda device: True)
     monkeypatch.setattr(statement, "bound", replace(bound, device=torch.device("cuda")))
     monkeypatch.setattr(pipeline, "has_kernels", lambda device: True)
     monkeypatch.setattr(pipeline, "fastest_route", lambda *_: lambda tensors, fact: "captured")
     assert pipeline.runner_of(statement, given, None)(given, None) == "captured"
     assert not statement.runners
-    monkeypatch.setattr(prepared, "is_capturing", lambda: False)
+    monkeypatch.setattr(prepared, "is_captured", lambda device: False)
     assert pipeline.runner_of(statement, given, None)(given, None) == "captured"
     assert statement.runners
 

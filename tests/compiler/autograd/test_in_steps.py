@@ -11,6 +11,7 @@ from torch import Tensor
 
 from insum_ops import insum
 from insum_ops.compiler.autograd import functions, in_steps, torch_gradients
+from insum_ops.compiler.autograd import gradients as gradients_module
 from insum_ops.compiler.planning.device import H200, described_as
 from tests.tolerances import TOLERANCE
 
@@ -87,13 +88,13 @@ def slow(monkeypatch):
 def derived(monkeypatch):
     """The statements that were differentiated, each with the tensor for which it was."""
     found = []
-    own = functions.gradient_of
+    own = gradients_module.gradient_of
 
     def gradient_of(evaluate, expr, name, *rest):
         found.append((expr, name))
         return own(evaluate, expr, name, *rest)
 
-    monkeypatch.setattr(functions, "gradient_of", gradient_of)
+    monkeypatch.setattr(gradients_module, "gradient_of", gradient_of)
     monkeypatch.setattr(functions, "joint_gradients", lambda *_: {})
     return found
 

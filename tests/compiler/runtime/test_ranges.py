@@ -76,7 +76,7 @@ def test_a_tensor_with_other_data_is_read_again(reads: list[Tensor]) -> None:
 def test_the_order_is_read_with_the_range_and_once(reads: list[Tensor]) -> None:
     sorted_index, index, one = torch.tensor([-1, 2, 2]), torch.tensor([2, 0]), torch.tensor([5])
     assert remembered_ranges(sorted_index, index, one, ordered=(0, 1)) == [(-1, 2), (0, 2), (5, 5)]
-    read = [getattr(own, ranges._RANGE).ascends for own in (sorted_index, index, one)]
+    read = [getattr(own, ranges._Range.attribute).ascends for own in (sorted_index, index, one)]
     assert read == [True, False, None]
     assert [ascends(own) for own in (sorted_index, index, one)] == [True, False, True]
     index.copy_(torch.tensor([0, 2]))
@@ -224,8 +224,8 @@ def test_tensors_without_versions_are_read_at_once_every_time(reads: list[Tensor
 
 
 def test_nothing_is_read_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranges, "is_capturing", lambda: True)
-    index: Any = SimpleNamespace(is_cuda=True, _version=0)
+    monkeypatch.setattr(ranges, "is_captured", lambda device: True)
+    index: Any = SimpleNamespace(device=torch.device("cuda"), _version=0)
     assert remembered_range(index) == (-1, -1)  # unchecked, and perhaps -1
 
 

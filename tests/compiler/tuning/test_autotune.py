@@ -12,7 +12,7 @@ from insum_ops.compiler.language.errors import SettingError, UnsupportedError
 from insum_ops.compiler.language.parse import parse
 from insum_ops.compiler.prepared import problem_for
 from insum_ops.compiler.runtime import launch
-from insum_ops.compiler.tuning import autotune
+from insum_ops.compiler.tuning import autotune, settings
 from insum_ops.compiler.tuning.autotune import Timing, choose, recall
 from insum_ops.compiler.tuning.problem import candidates
 from insum_ops.compiler.tuning.settings import tuning_mode
@@ -26,7 +26,7 @@ def problem(tmp_path, monkeypatch):
     """A problem as a GPU would see it: tuning is on, nothing is interpreted, nothing is known yet."""
     monkeypatch.setenv("INSUM_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("INSUM_TUNE", raising=False)
-    monkeypatch.setattr(autotune, "INTERPRETED", False)
+    monkeypatch.setattr(settings, "INTERPRETED", False)
     tensors = {"A": torch.randn(40, 50), "B": torch.randn(50, 60)}
     return problem_for(bind(parse("C[i,j] += A[i,k] * B[k,j]"), tensors), tensors)
 

@@ -20,7 +20,7 @@ from insum_ops.compiler.prepared import problem_for
 from insum_ops.compiler.runtime import launch
 from insum_ops.compiler.runtime.cache_folder import cache_dir
 from insum_ops.compiler.runtime.launch import Launcher
-from insum_ops.compiler.tuning import autotune, captured
+from insum_ops.compiler.tuning import autotune, captured, settings
 from insum_ops.compiler.tuning.autotune import choose, fastest, recall
 from insum_ops.compiler.tuning.problem import Problem, candidates
 from insum_ops.compiler.tuning.tuning_cache import Entry, TuningCache
@@ -105,7 +105,7 @@ class FakeGPU:
         patch.setattr(torch.cuda, "set_stream", lambda stream: setattr(gpu, "stream", stream))
         patch.setattr(torch.cuda, "synchronize", lambda: None)
         patch.setattr(autotune, "TIMED_SECONDS", 1e-6)
-        patch.setattr(autotune, "INTERPRETED", False)
+        patch.setattr(settings, "INTERPRETED", False)
         patch.setattr(Launcher, "build", lambda self, tensors, fact: None)
         patch.setattr(Launcher, "__call__", lambda self, tensors, fact=None: gpu.run(self.kernel.source))
 

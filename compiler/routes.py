@@ -43,7 +43,7 @@ from .binding import Bound, bucket
 from .grouped import GroupedRunner, Kernel, RunnerByCapture, RunnerByIndex, groupings_of
 from .planning import Grouping, Split, device_of
 from .prepared import PreparedStatement, Runner
-from .reference import USUAL, may_stay_half, numbers_held, sums_in_half
+from .reference import USUAL, numbers_held, sums_in_half
 from .runtime import INTERPRETED, Launcher, on_device, paused
 from .steps import LEAST_GAIN, Step, evaluated, split_of, steps_of
 from .tuning import NEAR, Key, choice_key, fastest, floor_milliseconds, host_milliseconds, tuning_mode
@@ -58,7 +58,6 @@ __all__ = [
     "chosen_route",
     "fastest_program",
     "fastest_route",
-    "grad_like",
     "may_be_timed",
 ]
 
@@ -185,13 +184,8 @@ def fastest_program(statement: PreparedStatement, variant: Any, tensors: list[Te
     may_choose = bound.device.type == "cpu" and not bound.is_empty and not is_fixed
     ways = statement.ways(variant) if may_choose else {str(USUAL): USUAL}
     if learns:
-        has_index = bool(bound.statement.index_accesses)
-        learning = [name for name, tensor in zip(statement.names, tensors) if tensor.requires_grad]
         by_torch = [way._replace(by_rows=False) for way in ways.values()]
-        if has_index:  # of whose gradients more is summed than of the value
-            halves = (False, True) if may_stay_half(bound, learning) else (False,)
-            by_torch = [way._replace(in_half=half, widens=not half) for half in halves for way in by_torch]
-        ways = {str(way): way for first in by_torch for way in (first, first._replace(indexes=has_index))}
+        ways = {str(way): way for way in by_torch}
     if may_choose:  # of those that are the same, the first
         firsts = {statement.text(variant, way): name for name, way in reversed(ways.items())}
         ways = {name: way for name, way in ways.items() if name in firsts.values()}

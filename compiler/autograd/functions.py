@@ -35,7 +35,7 @@ from .operators import call as call_plain
 from .operators import differentiate, run_plain, run_plain_with_winners
 from .planned_backward import Plans, format_key, planned_backward
 from .run_gradients import traced_gradients
-from .torch_gradients import by_torch, differentiated, gradients_by_torch, graph_of, may_go_by_graph
+from .torch_gradients import by_torch
 from .wanted import wanted_gradients
 
 __all__ = ["differentiable"]
@@ -55,7 +55,6 @@ class _Call(NamedTuple):
     name: str = ""
     dense: tuple[str, ...] = ()  # the other names
     pattern: object = None  # what `check_pattern` identifies the format's pattern by, if the caller has asked for it
-    graph: Callable[[list[Tensor]], Tensor] | None = None  # evaluates it so that torch can differentiate the value
 
 
 def differentiable(
@@ -108,16 +107,7 @@ def _learned(
     if place is not None:
         name, dense = call.names[place], call.names[:place] + call.names[place + 1 :]
         learn, apply = partial(_learn_sparse, call._replace(name=name, dense=dense), place), _SparseSum.apply
-    else:
-        plan = cache, key, run, tensors, numbers, varies, pattern
-        summed = lambda graph, *leaves: _Sum.apply((call._replace(graph=graph), None), *leaves)
-        graph = graph_of(call.expr, operands, call.size, plan, summed)
-        if graph is not None:
-            result = summed(graph, *tensors)
-            by_graph = partial(_learn_by_graph, call._replace(graph=graph))
-            keep_learning(cache, key, tensors, by_graph, numbers, makes_value=True)
-            return result  # type: ignore[no-any-return]
-    if place is None and may_have_steps(call.expr):
+    elif may_have_steps(call.expr):
         plan_key, cold = ("in steps", rounds_float32(), key), run
         run = lambda *_: value_in_steps(call.evaluate, _gradients, call.expr, operands, call.size, cold)
     with torch.no_grad():
@@ -132,13 +122,6 @@ def _learn(
 ) -> Any:
     """Return the value of a sum over plain tensors with its gradients recorded."""
     return (apply or _apply_sum)((call, value), *tensors)
-
-
-def _learn_by_graph(
-    call: _Call, _: None, tensors: Sequence[Tensor], given: tuple[Mapping[str, Any], dict[Any, Any]]
-) -> Any:
-    """Return the value of a sum that torch differentiates; None if it may not now."""
-    return _apply_sum((call, None), *tensors) if may_go_by_graph(call.expr, given[0]) else None
 
 
 def _learn_sparse(
@@ -173,8 +156,7 @@ def _as_operators(expr: str, operands: Mapping[str, Tensor], size: Sequence[int]
 
 def _plans_of_sum(ctx: Any, saved: tuple[Any, ...], _: Tensor) -> Plans:
     call = ctx.call
-    # what torch differentiates is in a graph of its own
-    return PLAIN_CALLS if call.graph is None else None, (call.expr, call.names, ctx.rounds), saved, True, ()
+    return PLAIN_CALLS, (call.expr, call.names, ctx.rounds), saved, True, ()
 
 
 def _gradients_of_sum(ctx: Any, wanted: tuple[bool, ...], grad_output: Tensor, *saved: Tensor) -> Any:
@@ -184,8 +166,6 @@ def _gradients_of_sum(ctx: Any, wanted: tuple[bool, ...], grad_output: Tensor, *
         if evaluate is _as_operators:
             return None, *_traced_gradients(expr, names, wanted[1:], tensors, grad_output)
         kept = ()
-    elif ctx.call.graph is not None:
-        return None, *gradients_by_torch(kept, ctx.needs_input_grad[1:], grad_output)
     return None, *_gradients(evaluate, expr, names, wanted[1:], tensors, grad_output, kept, ctx.rounds)
 
 
@@ -199,11 +179,6 @@ class _Sum(torch.autograd.Function):
     def forward(ctx: Any, planned_call: tuple[_Call, Any], *tensors: Tensor) -> Tensor:
         call, value = planned_call
         ctx.call, ctx.rounds = call, False
-        if call.graph is not None:
-            # released with what is saved; the value has a version of its own, so that it may be changed in place
-            *kept, graph = differentiated(call.graph, tensors, ctx.needs_input_grad[1:])
-            ctx.save_for_backward(*tensors, *kept, graph)
-            return owned(graph.data)
         if value is None:
             ctx.save_for_backward(*tensors)
             return owned(_value(call, tensors))

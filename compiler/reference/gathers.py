@@ -175,11 +175,7 @@ class Gathers:
             without = frozenset({mask.node})
         else:
             position = self.position(index)
-        return self.selected(node, dim, self.flat(position)), position, without
-
-    def selected(self, node: fx.Node, dim: int, positions: fx.Node) -> fx.Node:
-        """Return a tensor's slices along a dimension at these positions."""
-        return self.call(torch.index_select, node, dim, positions)
+        return self.call(torch.index_select, node, dim, self.flat(position)), position, without
 
     def spread(self, node: fx.Node, dim: int, axes: tuple[str, ...]) -> fx.Node:
         """Return what was chosen along one dimension with a dimension for each name of the positions, or with none."""

@@ -111,7 +111,7 @@ def assert_program_means(expr: str, kind: str, tensors: dict[str, Tensor], size:
     padded = frozenset(bound.statement.index_names) if kind == "padded" else frozenset[str]()
     values = [tensors[name] for name in placeholders(bound)]
     copies = [value.clone() for value in values]
-    ways = {*ways_for(bound, padded).values(), Way(by_rows=False, indexes=True), Way(by_entries=True)}
+    ways = {*ways_for(bound, padded).values(), Way(by_rows=False), Way(by_entries=True)}
     wide = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
     meaning = lower(bind(parse(expr), wide, size), padded)
     expected = meaning(*(wide[name] for name in placeholders(bound)))

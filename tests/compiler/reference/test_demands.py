@@ -55,9 +55,7 @@ def test_torch_rounds_half_precision_where_an_operation_ends(text, shapes, is_so
         ("Y[I[p],c] += 3 * X[p,c]", (4, 3), dict(X=(9, 3), I=(9,)), False, True),
     ],
 )
-def test_half_precision_stays_where_few_numbers_meet_and_torchs_flags_allow_it(
-    text, size, shapes, may_stay, may_round
-):
+def test_half_precision_stays_where_few_numbers_meet_and_torchs_flags_allow_it(text, size, shapes, may_stay, may_round):
     given = bound(text, size, **shapes)
     with reduced_precision(True):
         assert may_stay_half(given) is may_stay

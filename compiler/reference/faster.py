@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -164,7 +165,7 @@ class Faster(Products):
     def gather(self, access: Access) -> Value:
         """Return the access over its index names."""
         if access not in self.gathered and self.is_widened(access):
-            self.gathered[access] = self.read(self.widened_table(access), access)
+            self.gathered[access] = replace(self.read(self.widened_table(access), access), is_wide=True)
         return super().gather(access)
 
     def is_widened(self, access: Access) -> bool:
@@ -194,8 +195,13 @@ class Faster(Products):
     def read_jointly(self, node: fx.Node, access: Access, indices: list[Index], indirect_dims: list[int]) -> Value:
         """Return a tensor's elements at positions in several dimensions, as positions in those dimensions together.
 
-        A tensor of which less is read than it holds is left as it is, since it may have to be copied for that.
+        A tensor of which less is read than it holds is left as it is, since it may have to be copied for that. Where
+        one index tensor says which element is read of each row, as in `N[i,K[i,c]]`, rows are told by where they lie.
         """
+        sent = [dim for dim, index in enumerate(indices) if isinstance(index, Access)]
+        names = names_of([index for index in indices if not isinstance(index, Access)])
+        if self.is_on_cpu and len(sent) == 1 and names and len(indirect_dims) == len(indices):
+            return self.read_along(node, sent[0], self.position(indices[sent[0]]), names)
         first, last = indirect_dims[0], indirect_dims[-1]
         if access not in self.large_gathers or indirect_dims != list(range(first, last + 1)):
             return super().read_jointly(node, access, indices, indirect_dims)
@@ -206,6 +212,15 @@ class Faster(Products):
         node = self.spread(node, first, joint)
         names = tuple(map(str, indices))
         return Value(node, names[:first] + joint + names[last + 1 :])
+
+    def read_along(self, node: fx.Node, dim: int, position: Value, names: tuple[str, ...]) -> Value:
+        """Return a tensor's elements at positions along one dimension, over names that index all its other ones."""
+        others = tuple(name for name in position.axes if name not in names)
+        axes = (*names[:dim], *others, *names[dim:])
+        groups = [[name] for name in names]
+        place = self.as_int64(self.in_groups(position, *groups[:dim], [*others], *groups[dim:]))
+        chosen = self.call(torch.gather, node, dim, place)
+        return Value(chosen if len(others) == 1 else self.call(torch.reshape, chosen, self.sizes(axes)), axes)
 
     # sums by row
 

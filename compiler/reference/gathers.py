@@ -45,6 +45,7 @@ class Value:
     node: fx.Node
     axes: tuple[str, ...]
     without: frozenset[fx.Node] = frozenset()  # masks that it already obeys
+    is_wide: bool = False  # of the dtype that numbers are summed in, though the tensor is not
 
 
 def placeholders(bound: Bound) -> tuple[str, ...]:

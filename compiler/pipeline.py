@@ -48,7 +48,7 @@ def evaluate(expr: str, operands: Operands, size: Size = None, check: Callable[.
         return value  # type: ignore[no-any-return]
     cold = lambda *_: evaluate_anew(expr, operands, check(expr, operands, size))
     plan, learns = (cache, key, cold, tensors, numbers, varies, pattern), wants_gradient(tensors)
-    if key is None or is_compiling() or (learns and not (is_free() and is_sum(expr))):
+    if key is None or is_compiling() or (learns and not (is_free() and (is_sum(expr) or not pattern))):
         return cold()  # for a tracer; or `check` refuses an operand that is no tensor, or a size
     if learns and not by_torch(expr, operands, size):
         return differentiable(evaluate, expr, operands, size, None, plan)

@@ -42,7 +42,7 @@ from .binding import Bound
 from .grouped import GroupedRunner, Kernel, RunnerByCapture, RunnerByIndex, groupings_of
 from .planning import Grouping, Split, device_of
 from .prepared import PreparedStatement, Runner
-from .reference import USUAL, may_stay_half, numbers_held, sums_in_half
+from .reference import USUAL, numbers_held, sums_in_half
 from .runtime import Launcher, on_device, paused
 from .steps import LEAST_GAIN, Step, evaluated, split_of, steps_of
 from .tuning import (
@@ -67,7 +67,6 @@ __all__ = [
     "chosen_route",
     "fastest_program",
     "fastest_route",
-    "grad_like",
 ]
 
 KERNEL, STATEMENTS, TORCH = "one kernel", "several statements", "torch operations"
@@ -188,13 +187,8 @@ def fastest_program(statement: PreparedStatement, variant: Any, tensors: list[Te
     may_choose = bound.device.type == "cpu" and not bound.is_empty and not is_fixed
     ways = statement.ways(variant) if may_choose else {str(USUAL): USUAL}
     if learns:
-        has_index = bool(bound.statement.index_accesses)
-        learning = [name for name, tensor in zip(statement.names, tensors) if tensor.requires_grad]
         by_torch = [way._replace(by_rows=False) for way in ways.values()]
-        if has_index:  # of whose gradients more is summed than of the value
-            halves = (False, True) if may_stay_half(bound, learning) else (False,)
-            by_torch = [way._replace(in_half=half, widens=not half) for half in halves for way in by_torch]
-        ways = {str(way): way for first in by_torch for way in (first, first._replace(indexes=has_index))}
+        ways = {str(way): way for way in by_torch}
     if may_choose:  # of those that are the same, the first
         firsts = {statement.text(variant, way): name for name, way in reversed(ways.items())}
         ways = {name: way for name, way in ways.items() if name in firsts.values()}

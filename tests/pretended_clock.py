@@ -11,7 +11,6 @@ import pytest
 from process_caches import forget
 
 from insum_ops.compiler import routes
-from insum_ops.compiler.autograd import torch_gradients
 from insum_ops.compiler.tuning import Key
 
 __all__ = ["Contests", "drawn_programs", "pretended_clock"]
@@ -67,6 +66,6 @@ def pretended_clock(*modules: ModuleType) -> Iterator[Contests]:
 
 @contextmanager
 def drawn_programs() -> Iterator[Contests]:
-    """A CPU's programs, and who makes gradients, are drawn."""
-    with pretended_clock(routes, torch_gradients) as contests:
+    """A CPU's programs are drawn."""
+    with pretended_clock(routes) as contests:
         yield contests

@@ -28,15 +28,13 @@ from ...formats.torch_state import (
 from ..binding import SparseFormat, check_pattern, is_sparse, pattern_of
 from ..runtime import PLAIN_CALLS, Owner, keep_learning, owned, planned
 from .direct_apply import direct_apply
-from .gradients import all_gradients, gradients_of, is_sum, joint_gradients, winner_places
+from .gradients import all_gradients, gradients_of, is_sum, joint_gradients, remember_winners, winner_places
 from .in_steps import gradients_in_steps, may_have_steps, steps_for, value_in_steps
-from .legacy_vmap import unbatch_gradients
 from .operators import call as call_plain
 from .operators import differentiate, run_plain, run_plain_with_winners
 from .planned_backward import Plans, format_key, planned_backward
 from .run_gradients import traced_gradients
-from .torch_gradients import by_torch, differentiated, gradients_by_torch, graph_of, may_go_by_graph
-from .wanted import wanted_gradients
+from .torch_gradients import by_torch
 
 __all__ = ["differentiable"]
 
@@ -55,7 +53,6 @@ class _Call(NamedTuple):
     name: str = ""
     dense: tuple[str, ...] = ()  # the other names
     pattern: object = None  # what `check_pattern` identifies the format's pattern by, if the caller has asked for it
-    graph: Callable[[list[Tensor]], Tensor] | None = None  # evaluates it so that torch can differentiate the value
 
 
 def differentiable(
@@ -101,23 +98,17 @@ def _learned(
     varies: bool,
     pattern: Owner | tuple[()],
 ) -> Tensor:
-    """Return the value of a sum with its gradients recorded; the next call like it is replayed."""
+    """Return the value of a statement with its gradients recorded; the next call like it is replayed."""
     place = next((at for at, name in enumerate(call.names) if operands[name] is not tensors[at]), None)
-    learn: Callable[..., Tensor] = partial(_learn, call)
+    learn: Callable[..., Tensor] = partial(_learn, _apply_sum, call)
     apply, plan_key = _Sum.apply, key
-    if place is not None:
+    if not is_sum(call.expr):
+        learn, apply, plan_key = partial(_learn, _apply_extremum, call), _Extremum.apply, ("winners", key)
+        run, varies = partial(_with_winners, call), False  # of what type winners are depends on the lengths
+    elif place is not None:
         name, dense = call.names[place], call.names[:place] + call.names[place + 1 :]
         learn, apply = partial(_learn_sparse, call._replace(name=name, dense=dense), place), _SparseSum.apply
-    else:
-        plan = cache, key, run, tensors, numbers, varies, pattern
-        summed = lambda graph, *leaves: _Sum.apply((call._replace(graph=graph), None), *leaves)
-        graph = graph_of(call.expr, operands, call.size, plan, summed)
-        if graph is not None:
-            result = summed(graph, *tensors)
-            by_graph = partial(_learn_by_graph, call._replace(graph=graph))
-            keep_learning(cache, key, tensors, by_graph, numbers, makes_value=True)
-            return result  # type: ignore[no-any-return]
-    if place is None and may_have_steps(call.expr):
+    elif may_have_steps(call.expr):
         plan_key, cold = ("in steps", rounds_float32(), key), run
         run = lambda *_: value_in_steps(call.evaluate, _gradients, call.expr, operands, call.size, cold)
     with torch.no_grad():
@@ -128,17 +119,15 @@ def _learned(
 
 
 def _learn(
-    call: _Call, value: Any, tensors: Sequence[Tensor], _: object, apply: Callable[..., Any] | None = None
+    direct: Callable[..., Any],
+    call: _Call,
+    value: Any,
+    tensors: Sequence[Tensor],
+    _: object,
+    apply: Callable[..., Any] | None = None,
 ) -> Any:
-    """Return the value of a sum over plain tensors with its gradients recorded."""
-    return (apply or _apply_sum)((call, value), *tensors)
-
-
-def _learn_by_graph(
-    call: _Call, _: None, tensors: Sequence[Tensor], given: tuple[Mapping[str, Any], dict[Any, Any]]
-) -> Any:
-    """Return the value of a sum that torch differentiates; None if it may not now."""
-    return _apply_sum((call, None), *tensors) if may_go_by_graph(call.expr, given[0]) else None
+    """Return the value of a statement over plain tensors with its gradients recorded."""
+    return (apply or direct)((call, value), *tensors)
 
 
 def _learn_sparse(
@@ -173,8 +162,7 @@ def _as_operators(expr: str, operands: Mapping[str, Tensor], size: Sequence[int]
 
 def _plans_of_sum(ctx: Any, saved: tuple[Any, ...], _: Tensor) -> Plans:
     call = ctx.call
-    # what torch differentiates is in a graph of its own
-    return PLAIN_CALLS if call.graph is None else None, (call.expr, call.names, ctx.rounds), saved, True, ()
+    return PLAIN_CALLS, (call.expr, call.names, ctx.rounds), saved, True, ()
 
 
 def _gradients_of_sum(ctx: Any, wanted: tuple[bool, ...], grad_output: Tensor, *saved: Tensor) -> Any:
@@ -184,8 +172,6 @@ def _gradients_of_sum(ctx: Any, wanted: tuple[bool, ...], grad_output: Tensor, *
         if evaluate is _as_operators:
             return None, *_traced_gradients(expr, names, wanted[1:], tensors, grad_output)
         kept = ()
-    elif ctx.call.graph is not None:
-        return None, *gradients_by_torch(kept, ctx.needs_input_grad[1:], grad_output)
     return None, *_gradients(evaluate, expr, names, wanted[1:], tensors, grad_output, kept, ctx.rounds)
 
 
@@ -199,11 +185,6 @@ class _Sum(torch.autograd.Function):
     def forward(ctx: Any, planned_call: tuple[_Call, Any], *tensors: Tensor) -> Tensor:
         call, value = planned_call
         ctx.call, ctx.rounds = call, False
-        if call.graph is not None:
-            # released with what is saved; the value has a version of its own, so that it may be changed in place
-            *kept, graph = differentiated(call.graph, tensors, ctx.needs_input_grad[1:])
-            ctx.save_for_backward(*tensors, *kept, graph)
-            return owned(graph.data)
         if value is None:
             ctx.save_for_backward(*tensors)
             return owned(_value(call, tensors))
@@ -239,25 +220,41 @@ def _traced_gradients(
 _apply_sum = direct_apply(_Sum)
 
 
+def _with_winners(call: _Call, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the value of a `max` or `min` and the positions of its winners."""
+    return run_plain_with_winners(call.expr, ",".join(call.names), call.size, list(tensors), call.fact)
+
+
+def _plans_of_extremum(ctx: Any, saved: tuple[Any, ...], _: Tensor) -> Plans:
+    return PLAIN_CALLS, ("winners", ctx.call.expr, ctx.call.names), saved, False, ()
+
+
+def _gradients_of_extremum(ctx: Any, wanted: tuple[bool, ...], grad_output: Tensor, won: Tensor, *saved: Tensor) -> Any:
+    evaluate, expr, names, *_ = ctx.call
+    tensors = dict(zip(names, saved))
+    operands = {**tensors, **winner_places(expr, won, tensors)}
+    return None, *_gradients(evaluate, expr, names, wanted[1:], operands, grad_output)
+
+
 class _Extremum(torch.autograd.Function):
-    """A `max` or `min` over plain tensors: where its winners are is kept, and the gradients are read there."""
+    """A `max` or `min` over plain tensors: where its winners are is kept, and the gradients are read there.
+
+    With the call come its value and the winners if they have been planned; else None.
+    """
 
     @staticmethod
-    def forward(ctx: Any, planned_call: tuple[_Call, None], *tensors: Tensor) -> Tensor:
-        call, _ = planned_call
-        ctx.call = call
-        result, won = run_plain_with_winners(call.expr, ",".join(call.names), call.size, list(tensors), call.fact)
+    def forward(ctx: Any, planned_call: tuple[_Call, tuple[Tensor, Tensor] | None], *tensors: Tensor) -> Tensor:
+        ctx.call, value = planned_call
+        result, won = _with_winners(ctx.call, *tensors) if value is None else value
+        if value is not None:  # of which a plan of gradients asks
+            remember_winners(ctx.call.expr, won, dict(zip(ctx.call.names, tensors)))
         ctx.save_for_backward(won, *tensors)
         return owned(result)
 
-    @staticmethod
-    @unbatch_gradients
-    def backward(ctx: Any, grad_output: Tensor) -> Any:
-        evaluate, expr, names, *_ = ctx.call
-        won, *saved = ctx.saved_tensors
-        tensors = dict(zip(names, saved))
-        operands = {**tensors, **winner_places(expr, won, tensors)}
-        return None, *_gradients(evaluate, expr, names, wanted_gradients(ctx)[1:], operands, grad_output)
+    backward = staticmethod(planned_backward(_plans_of_extremum, _gradients_of_extremum))
+
+
+_apply_extremum = direct_apply(_Extremum)
 
 
 def _gradients(

@@ -25,6 +25,7 @@ __all__ = [
     "is_read",
     "is_sum",
     "joint_gradients",
+    "remember_winners",
     "tangent_of",
     "values_gradient",
     "winner_places",
@@ -55,6 +56,14 @@ def winner_places(expr: str, won: Tensor, tensors: Mapping[str, Tensor]) -> dict
         values = next(tensor for tensor in tensors.values() if tensor.is_floating_point())
         places[ones] = torch.ones((), dtype=values.dtype, device=values.device).expand(extents[0])
     return places
+
+
+def remember_winners(expr: str, won: Tensor, tensors: Mapping[str, Tensor]) -> None:
+    """Keep the range of winners' positions with them, as `winner_places` does where these are one index tensor."""
+    sources, _ = _winners(expr)
+    if len(sources) == 1:
+        ((_, source, dim),) = sources
+        remember_range(won, -1, tensors[source].shape[dim] - 1)
 
 
 @asked_once

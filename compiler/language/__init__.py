@@ -11,7 +11,7 @@ A file imports only from those above it.
 """
 
 from .batch import batched
-from .differentiate import Term, fresh_name, gradient, tangent_terms, terms, upstream_name, winners
+from .differentiate import Term, fresh_name, gradient, tangent_terms, terms, winners
 from .errors import IndexRangeError, InsumError, OperandError, SettingError, ShapeError, UnsupportedError, shortened
 from .ir import Access, Const, Index, Number, Statement, Var, substituted, walk
 from .parse import parse
@@ -38,7 +38,6 @@ __all__ = [
     "substituted",
     "tangent_terms",
     "terms",
-    "upstream_name",
     "walk",
     "winners",
 ]

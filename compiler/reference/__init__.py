@@ -14,7 +14,7 @@ A file imports only from those above it.
     program   the fastest of these graphs as a function of tensors of any lengths
 """
 
-from .demands import may_stay_half, numbers_held, sums_in_float32, sums_in_half
+from .demands import numbers_held, sums_in_float32, sums_in_half
 from .faster import USUAL, Way
 from .lower import lower, placeholders
 from .program import lowered, program_for, ways_for
@@ -24,7 +24,6 @@ __all__ = [
     "Way",
     "lower",
     "lowered",
-    "may_stay_half",
     "numbers_held",
     "placeholders",
     "program_for",

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from math import prod
 from typing import NamedTuple
 
 from ...formats.torch_state import HALF, may_round_sums
 from ..binding import Bound, contraction_path, example_of, laid_out
-from ..language import Access, gradient, upstream_name
 
 __all__ = ["may_stay_half", "numbers_held", "orders_of", "path_of", "sums_in_float32", "sums_in_half"]
 
@@ -88,21 +86,11 @@ def sums_in_half(bound: Bound) -> bool:
     return may_round_sums(bound.dtype) or (len(statement.accesses) == 2 and not statement.output.is_indirect)
 
 
-def may_stay_half(bound: Bound, learning: Sequence[str] = ()) -> bool:
-    """Return whether half precision may be left as it is on a CPU, where torch adds up what is scattered in turn.
-
-    So may the gradients of the `learning` tensors, if torch makes them.
-    """
-    statement = bound.statement
-    if bound.dtype not in HALF or statement.scale != 1 or bound.is_empty:
+def may_stay_half(bound: Bound) -> bool:
+    """Return whether half precision may be left as it is on a CPU, where torch adds up what is scattered in turn."""
+    if bound.statement.scale != 1 or bound.is_empty:
         return False
-    upstream, sums = upstream_name(statement), [bound] if statement.reduced else []
-    for at, factor in enumerate(statement.factors):
-        if isinstance(factor, Access) and factor.name in learning:
-            shapes, dtypes = {**bound.shapes, upstream: bound.size}, {**bound.dtypes, upstream: bound.dtype}
-            size, derived = bound.shapes[factor.name], gradient(statement, at)
-            sums.append(replace(bound, statement=derived, shapes=shapes, dtypes=dtypes, size=size))
-    return all([sums_in_half(each) and _meeting(each) <= FEW for each in sums])
+    return sums_in_half(bound) and _meeting(bound) <= FEW
 
 
 def _meeting(bound: Bound) -> float:

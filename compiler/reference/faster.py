@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -25,8 +26,7 @@ __all__ = ["USUAL", "Faster", "Way", "direct_names", "names_of", "short_names"]
 class Way(NamedTuple):
     """How a CPU evaluates a statement where it has a choice: the clock says which way is the fastest.
 
-    Without `by_rows` a program is of torch's own operations, which torch can differentiate to any order; if half
-    precision is widened at once, torch sums gradients in float32 and rounds each once.
+    Without `by_rows` a program is of torch's own operations, which torch can differentiate to any order.
     """
 
     by_rows: bool = True  # sums by row offsets, products by groups; else rows are gathered and added as they come
@@ -34,8 +34,6 @@ class Way(NamedTuple):
     by_entries: bool = False  # batches of vectors or small matrices as products of entries; else as a batched product
     in_half: bool = False  # half precision is left to one product of torch's, which sums in float32 by itself
     puts: bool = False  # slices are added up by `index_put_`; else by `index_add_`, which waits for memory more often
-    widens: bool = False  # half precision is made float32 before anything is read of it
-    indexes: bool = False  # rows are gathered so that torch's gradient adds them up by `index_put_`
 
 
 USUAL = Way()
@@ -167,7 +165,7 @@ class Faster(Products):
     def gather(self, access: Access) -> Value:
         """Return the access over its index names."""
         if access not in self.gathered and self.is_widened(access):
-            self.gathered[access] = self.read(self.widened_table(access), access)
+            self.gathered[access] = replace(self.read(self.widened_table(access), access), is_wide=True)
         return super().gather(access)
 
     def is_widened(self, access: Access) -> bool:
@@ -177,8 +175,7 @@ class Faster(Products):
         """
         dtype = self.bound.dtypes[access.name]
         is_half = dtype.is_floating_point and dtype.itemsize < self.compute_dtype.itemsize  # positions stay integers
-        is_worth_it = self.way.widens or access in self.large_gathers
-        return self.is_on_cpu and is_half and is_worth_it and access.is_indirect
+        return self.is_on_cpu and is_half and access in self.large_gathers and access.is_indirect
 
     def widened_table(self, access: Access) -> fx.Node:
         return self.call(torch.Tensor.to, self.tensors[access.name], self.compute_dtype)
@@ -195,27 +192,35 @@ class Faster(Products):
         position, mask = self.gather(index), self.mask(index)
         return self.call(chosen_rows, node, dim, self.flat(position)), position, frozenset({mask.node})
 
-    def selected(self, node: fx.Node, dim: int, positions: fx.Node) -> fx.Node:
-        """Return a tensor's slices along a dimension at these positions, by one of two operations of torch."""
-        if not self.way.indexes:
-            return super().selected(node, dim, positions)
-        return self.call(operator.getitem, node, (*[slice(None)] * dim, positions) if dim else positions)
-
     def read_jointly(self, node: fx.Node, access: Access, indices: list[Index], indirect_dims: list[int]) -> Value:
         """Return a tensor's elements at positions in several dimensions, as positions in those dimensions together.
 
-        A tensor of which less is read than it holds is left as it is, since it may have to be copied for that.
+        A tensor of which less is read than it holds is left as it is, since it may have to be copied for that. Where
+        one index tensor says which element is read of each row, as in `N[i,K[i,c]]`, rows are told by where they lie.
         """
+        sent = [dim for dim, index in enumerate(indices) if isinstance(index, Access)]
+        names = names_of([index for index in indices if not isinstance(index, Access)])
+        if self.is_on_cpu and len(sent) == 1 and names and len(indirect_dims) == len(indices):
+            return self.read_along(node, sent[0], self.position(indices[sent[0]]), names)
         first, last = indirect_dims[0], indirect_dims[-1]
         if access not in self.large_gathers or indirect_dims != list(range(first, last + 1)):
             return super().read_jointly(node, access, indices, indirect_dims)
         joint, positions = self.broadcast([indices[dim] for dim in indirect_dims])
         sizes = [self.call(torch.Tensor.size, node, dim) for dim in indirect_dims]
         flat = self.flat(Value(self.joined(positions, sizes), joint))
-        node = self.selected(self.call(torch.flatten, node, first, last), first, flat)
+        node = self.call(torch.index_select, self.call(torch.flatten, node, first, last), first, flat)
         node = self.spread(node, first, joint)
         names = tuple(map(str, indices))
         return Value(node, names[:first] + joint + names[last + 1 :])
+
+    def read_along(self, node: fx.Node, dim: int, position: Value, names: tuple[str, ...]) -> Value:
+        """Return a tensor's elements at positions along one dimension, over names that index all its other ones."""
+        others = tuple(name for name in position.axes if name not in names)
+        axes = (*names[:dim], *others, *names[dim:])
+        groups = [[name] for name in names]
+        place = self.as_int64(self.in_groups(position, *groups[:dim], [*others], *groups[dim:]))
+        chosen = self.call(torch.gather, node, dim, place)
+        return Value(chosen if len(others) == 1 else self.call(torch.reshape, chosen, self.sizes(axes)), axes)
 
     # sums by row
 

@@ -45,6 +45,7 @@ class Value:
     node: fx.Node
     axes: tuple[str, ...]
     without: frozenset[fx.Node] = frozenset()  # masks that it already obeys
+    is_wide: bool = False  # of the dtype that numbers are summed in, though the tensor is not
 
 
 def placeholders(bound: Bound) -> tuple[str, ...]:
@@ -175,11 +176,7 @@ class Gathers:
             without = frozenset({mask.node})
         else:
             position = self.position(index)
-        return self.selected(node, dim, self.flat(position)), position, without
-
-    def selected(self, node: fx.Node, dim: int, positions: fx.Node) -> fx.Node:
-        """Return a tensor's slices along a dimension at these positions."""
-        return self.call(torch.index_select, node, dim, positions)
+        return self.call(torch.index_select, node, dim, self.flat(position)), position, without
 
     def spread(self, node: fx.Node, dim: int, axes: tuple[str, ...]) -> fx.Node:
         """Return what was chosen along one dimension with a dimension for each name of the positions, or with none."""

@@ -163,7 +163,7 @@ class Lowering(Extremes):
                     continue
                 node = self.call(torch.where, self.expand_to(mask, factor.axes), node, 0)
         names = [access.name for access in self.bound.statement.accesses]
-        if any(self.bound.dtypes[name] != self.compute_dtype for name in names):
+        if not factor.is_wide and any(self.bound.dtypes[name] != self.compute_dtype for name in names):
             node = self.call(torch.Tensor.to, node, self.compute_dtype)
         return Value(node, factor.axes)
 

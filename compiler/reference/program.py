@@ -65,8 +65,7 @@ def program_for(
     key = (str(bound.statement), padded, wants_winners, *kinds, *sizes)
     program = _programs.get(key)
     if program is None:
-        compute_dtype = bound.compute_dtype if way.widens else None
-        lowering = Grouped(bound, padded, True, bound.dtype if sums_in_half or way.in_half else compute_dtype, way)
+        lowering = Grouped(bound, padded, True, bound.dtype if sums_in_half or way.in_half else None, way)
         graph = lowering.finished_graph(wants_winners)
         graph.eliminate_dead_code()
         called = [node.target for node in graph.nodes if node.op == "call_function"]

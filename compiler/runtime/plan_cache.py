@@ -143,8 +143,6 @@ def replayed(
     if recent and not modes() and not is_forward_mode() and not Recordings.count:
         for guard, layout, learn in recent:
             if guard(*tensors):
-                if layout is None:
-                    return learn(None, tensors, given)
                 for plan in layout.plans:
                     if learn is None or plan.is_launched:
                         result = plan.replay(*tensors, *numbers)
@@ -172,7 +170,6 @@ def keep_learning(
     learn: Learn,
     numbers: tuple[int, ...] = (),
     plan_key: object = None,
-    makes_value: bool = False,
 ) -> None:
     """Let `replayed` serve calls like this one where gradients are recorded, once the value of this one has a plan.
 
@@ -184,14 +181,10 @@ def keep_learning(
             cache's owner holds too: that is in `given`.
         numbers: sizes, as `planned` was given them.
         plan_key: by which `planned` was asked for the value without gradients; None for `call_key`.
-        makes_value: whether `learn` makes the value too, and is given None for it.
     """
     recent_key = call_key, numbers, len(tensors), True
     recent = cache.get(recent_key)
     if recent == () or transforms() is not None or may_autocast():
-        return
-    if makes_value:
-        cache[recent_key] = _with_recent(recent or (), None, tensors, learn)
         return
     call = ("", call_key if plan_key is None else plan_key)
     key = _key((call, numbers, len(tensors), float32_precision(), is_deterministic()), tensors)
@@ -365,7 +358,7 @@ def _recorded(
 
 
 def _with_recent(
-    recent: tuple[Any, ...], layout: _Layout | None, tensors: Sequence[Tensor], learn: Learn | None = None
+    recent: tuple[Any, ...], layout: _Layout, tensors: Sequence[Tensor], learn: Learn | None = None
 ) -> tuple[Any, ...]:
     """Return the recent layouts with one more, each behind its guard; nothing if there would be more than a few.
 

@@ -17,6 +17,7 @@ from insum_ops.compiler.reference import groups
 from insum_ops.compiler.reference.faster import Way
 from insum_ops.compiler.reference.lower import lower, placeholders
 from insum_ops.compiler.reference.program import program_for, ways_for
+from insum_ops.compiler.reference.rows import _ORDERS, weighted_row_sums
 
 pytestmark = pytest.mark.cpu
 
@@ -72,6 +73,13 @@ STATEMENTS = {
     "Y[I[p]] += V[p] * A[J[p]]": ("V 20", "A 6", "I 20 < 4", "J 20 < 6", "size 4"),
     "Y[I[K[p]],c] += A[p,c]": ("A 20 9", "I 5 < 4", "K 20 < 5", "size 4 9"),
     "Y[b,i,k] += A[b,i,j] * B[b,j,k]": ("A 7 3 4", "B 7 4 5"),
+    # one element of each row
+    "Y[i,c] = A[i,K[i,c]]": ("A 7 4", "K 7 3 < 4"),
+    "Y[c,i] += A[K[c,i],c] * V[i]": ("A 4 5", "K 5 3 < 4", "V 3"),
+    "Y[i] += A[i,K[i]] * V[i]": ("A 7 4", "K 7 < 4", "V 7"),
+    "Y[d,i,c] = A[i,K[c,i,d],c]": ("A 3 4 5", "K 5 3 2 < 4"),
+    "Y[i,d] += A[i,K[d,e,i]]": ("A 3 4", "K 2 5 3 < 4"),
+    "Y[J[i,K[i,c]],c] += A[i,c]": ("A 6 9", "J 6 4 < 5", "K 6 9 < 4", "size 5 9"),
     "Y[b,k,i] += A[b,i,j] * B[J[b],k,j]": ("A 7 3 4", "B 5 6 4", "J 7 < 5"),
     "Y[I[p],c] += B[J[p],c] * A[K[p],c]": ("B 5 9", "A 6 9", "I 20 < 4", "J 20 < 5", "K 20 < 6", "size 4 9"),
 }
@@ -111,7 +119,7 @@ def assert_program_means(expr: str, kind: str, tensors: dict[str, Tensor], size:
     padded = frozenset(bound.statement.index_names) if kind == "padded" else frozenset[str]()
     values = [tensors[name] for name in placeholders(bound)]
     copies = [value.clone() for value in values]
-    ways = {*ways_for(bound, padded).values(), Way(by_rows=False, indexes=True), Way(by_entries=True)}
+    ways = {*ways_for(bound, padded).values(), Way(by_rows=False), Way(by_entries=True)}
     wide = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
     meaning = lower(bind(parse(expr), wide, size), padded)
     expected = meaning(*(wide[name] for name in placeholders(bound)))
@@ -143,6 +151,30 @@ def test_an_index_that_is_written_to_is_sorted_anew() -> None:
         torch.testing.assert_close(result, torch.zeros(3, 9).index_add(0, index, X))
         index[0] = (index[0] + 1) % 3
         index[5] = 0
+
+
+@pytest.mark.parametrize("columns", [9, 300])
+def test_a_new_index_is_sorted_when_it_is_used_again_or_where_rows_are_wide(columns: int) -> None:
+    X, V = torch.rand(50, columns), torch.rand(2000)
+    rows, chosen = torch.randint(40, (2000,)), torch.randint(50, (2000,))
+    expected = torch.zeros(40, columns, dtype=torch.float64).index_add(
+        0, rows, V[:, None].double() * X[chosen].double()
+    )
+    for is_sorted in (columns == 300, True, True):
+        result = weighted_row_sums(X, chosen, V, rows, 40, False)
+        torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=1e-5)
+        (kept,) = vars(chosen)[_ORDERS]
+        assert (kept.entries is not None) is is_sorted
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_products_of_rows_that_are_added_as_they_come_are_not_rounded(dtype: torch.dtype) -> None:
+    eps = torch.finfo(dtype).eps
+    X = torch.tensor([1 + eps, -1 - 2 * eps], dtype=dtype)[:, None].expand(2, 9).contiguous()
+    V, rows, chosen = torch.tensor([1 + eps, 1, 1], dtype=dtype), torch.tensor([1, 0, 1]), torch.tensor([0, 0, 1])
+    result = weighted_row_sums(X, chosen, V, rows, 2, False)
+    assert result.dtype == dtype
+    assert result[1].tolist() == [eps**2] * 9  # 0 if (1 + eps)^2 is rounded before
 
 
 def test_one_index_may_choose_rows_and_columns() -> None:

@@ -2,8 +2,7 @@
 
 `torch.embedding_bag` sums the entries of a row in one pass, in the order in which they came, without a tensor of all
 that is gathered. It takes the offset of each row. They are read off an index tensor that is sorted; one that is not is
-sorted once, unless the rows are so narrow that adding them up one by one takes less than that. The rows of an index
-tensor that is new are added up as they come where they stay in a cache and few meet: many are used only once.
+sorted once, unless the rows are so narrow that adding them up one by one takes less than that.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import torch
 from torch import Tensor
 
 from ...formats.guard import ChangeGuard, Unsaved, may_keep
-from ...formats.torch_state import is_deterministic
 
 __all__ = ["Groups", "add_rows", "chosen_rows", "grouped_entries", "row_products", "row_sums", "weighted_row_sums"]
 
@@ -24,9 +22,6 @@ KEPT = 4  # orders with one index tensor: it may stand in statements with other 
 LONG, PART = 256, 128  # entries of a row from which on it is summed in parts, and those of a part
 GLANCE = 64  # positions that are looked at before all of them are
 NARROW = 8  # columns below which unsorted rows are added up as they come: of 4, in a third of the time of sorting
-# Numbers up to which those of a new index are added up as they come. With 3,700 to 60,000 weighted rows of 4 to 256
-# columns on a Xeon, fewer took 0.3 to 0.95 times as long as sorting does, and more up to 3.6 times.
-AT_ONCE = 1 << 19
 
 
 class _Entries(NamedTuple):
@@ -93,7 +88,7 @@ def row_sums(values: Tensor, index: Tensor, rows: int, is_padded: bool) -> Tenso
 
     A position of -1 hides its row if the index `is_padded`.
     """
-    entries = _entries_of(None, index, rows, is_padded, values.shape[1])
+    entries = _entries_of(None, index, rows, is_padded, values.shape[1] >= NARROW)
     if entries is None:
         return _added_up(values, index, rows, is_padded)
     return _bags(values, entries, None, index)
@@ -107,7 +102,7 @@ def weighted_row_sums(
     `weights` are as many as `columns`, in the same order, and 1 if there are none. A position of -1 hides an entry if
     one of the index tensors `is_padded`.
     """
-    entries = _entries_of(columns, index, rows, is_padded, table.shape[1])
+    entries = _entries_of(columns, index, rows, is_padded, table.shape[1] >= NARROW)
     if entries is not None:
         return _bags(table, entries, weights, columns)
     assert index is not None, "rows that follow each other are sorted"
@@ -261,10 +256,10 @@ def _added_up(values: Tensor, index: Tensor, rows: int, is_padded: bool) -> Tens
 
 
 def _entries_of(
-    columns: Tensor | None, index: Tensor | None, rows: int, is_padded: bool, width: int
+    columns: Tensor | None, index: Tensor | None, rows: int, is_padded: bool, sorts: bool
 ) -> _Entries | None:
-    """Return the entries of each row, of this `width`, in order; None if they are not, and take less as they lie."""
-    tensors, sorts = (columns, index), width >= NARROW
+    """Return the entries of each row in order; None if they are not and nobody `sorts` them."""
+    tensors = columns, index
     keeper = index if columns is None else columns
     assert keeper is not None
     kept = _Kept.kept_with(keeper, _ORDERS, tensors, rows)
@@ -275,9 +270,7 @@ def _entries_of(
     new = _Kept.of(tensors, rows)
     is_ascending = index is None or _is_ascending(index.reshape(-1))
     entries = None
-    count = keeper.numel()
-    is_taken_as_it_lies = count * width <= AT_ONCE and count <= PART * rows and not is_deterministic()
-    if is_ascending or (sorts and not is_taken_as_it_lies):
+    if sorts or is_ascending:
         entries = _ordered_entries(columns, index, rows, is_padded, is_ascending)
     if new is not None:
         new.entries, new.is_ascending = entries, is_ascending

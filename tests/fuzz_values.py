@@ -86,6 +86,7 @@ MOST_POINTS_OF_PRODUCTS = 1.5e10
 MOST_POINTS = 3e7 if DEVICE.startswith("cuda") else 2e4 if IS_INTERPRETED else 3e5
 CALLS = 8
 HUNG = 60.0  # seconds for one statement, after which nothing is begun
+NO_ENTRY = (-1, -1, -1, -7, -100, -65_534, -(2**31))  # any negative position is none
 ORDERS = ("random", "sorted", "sorted", "padded", "padded and sorted", "equal", "reversed")
 LEFT = ("contiguous", "contiguous", "contiguous", "transposed", "strided", "expanded", "shifted", "wide")
 
@@ -228,7 +229,8 @@ class Calls:
         if order == "equal":
             index.fill_(self.random.randrange(max(limit, 1)))
         if "padded" in order or limit == 0:
-            index[torch.rand(shape, generator=self.generator) < (0.2 if limit else 2.0)] = -1
+            is_hidden = torch.rand(shape, generator=self.generator) < (0.2 if limit else 2.0)
+            index[is_hidden] = self.random.choice(NO_ENTRY)
         if "sorted" in order and index.ndim:
             index = index.flatten().sort().values.view(shape)
         if order == "reversed" and index.ndim:

@@ -114,7 +114,8 @@ class Faster(Products):
         if len(rows.indices) > 2:
             tables = [self.call(torch.flatten, table, 1) for table in tables]
         places = tuple(map(str, other.indices))
-        product = self.call(row_products, tables[0], self.tensors[index.name], tables[1], self.tensors[other.name])
+        positions = self.tensors[index.name], tables[1], self.tensors[other.name], other.name in self.padded
+        product = self.call(row_products, tables[0], *positions)
         return Value(self.call(torch.reshape, product, self.sizes(places)) if len(places) > 1 else product, places)
 
     def batch_product(

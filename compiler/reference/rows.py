@@ -118,18 +118,22 @@ def weighted_row_sums(
     return _added_up(gathered, spread, rows, is_padded).to(table.dtype)
 
 
-def row_products(table: Tensor, index: Tensor, other: Tensor, columns: Tensor) -> Tensor:
-    """Return `Y[p,q] += table[index[p],c] * other[columns[p,q],c]`, 0 where a column is -1, as a vector.
+def row_products(table: Tensor, index: Tensor, other: Tensor, columns: Tensor, is_padded: bool) -> Tensor:
+    """Return `Y[p,q] += table[index[p],c] * other[columns[p,q],c]` as a vector.
 
-    It is torch's gradient of the weights of `embedding_bag`, which multiplies rows where they lie.
+    It is 0 where a column is negative, if the columns are `is_padded`. It is torch's gradient of the weights of
+    `embedding_bag`, which multiplies rows where they lie, and leaves out -1 alone.
     """
     flat, owners = columns.reshape(-1), index.reshape(-1)
+    if is_padded:
+        flat = flat.clamp(min=-1)
     if len(owners) < len(flat):
         owners = owners.unsqueeze(1).expand(-1, len(flat) // len(owners)).reshape(-1)
     if owners.dtype != flat.dtype:
         owners, flat = owners.long(), flat.long()
     weights_gradient = torch.ops.aten._embedding_bag_per_sample_weights_backward
-    return weights_gradient(table.contiguous(), other.contiguous(), flat, flat[:0], owners, 0)  # type: ignore[no-any-return]
+    rows = table.contiguous(), other.contiguous(), flat.contiguous()
+    return weights_gradient(*rows, flat[:0], owners.contiguous(), 0)  # type: ignore[no-any-return]
 
 
 def chosen_rows(table: Tensor, dim: int, index: Tensor) -> Tensor:

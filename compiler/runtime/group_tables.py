@@ -244,7 +244,7 @@ def sorted_tables(index: Tensor, count: int, tile: int) -> GroupTables:
     narrow = torch.int16 if count < 2**15 else torch.int32 if count < 2**31 else torch.int64  # fewer bits are sorted
     wide = torch.int32 if length + tile * (count + 2) < 2**31 else torch.int64
     with paused():
-        keys, order = index.to(narrow).sort(stable=True)
+        keys, order = index.clamp(min=-1).to(narrow).sort(stable=True)  # any negative position is one of none
         queries = torch.arange(-1, count + 1, device=device, dtype=narrow)
         first = torch.searchsorted(keys, queries, out_int32=wide is torch.int32)  # [count+2], of -1 too
         if tile == 1:

@@ -216,6 +216,17 @@ def test_tables_list_each_position_once_in_a_tile_of_its_value(make, count, tile
     check_tables(index, positions, values, pointers)
 
 
+@pytest.mark.parametrize("tile", [1, 2])
+@pytest.mark.parametrize("make", [new_group_tables, sorted_tables])
+@pytest.mark.every_route
+def test_any_negative_position_is_none(make, tile):
+    index = torch.tensor([2, -1, 0, -1, -1, 2], device=DEVICE)
+    other = torch.where(index < 0, torch.tensor([0, -9, 0, -65_534, -(2**40), 0], device=DEVICE), index)
+    (positions, *rest), (expected, *others) = make(other, 3, tile), make(index, 3, tile)
+    assert torch.equal(positions.sort(0).values, expected.sort(0).values)  # which kernels list in any order
+    assert all(torch.equal(one, two) for one, two in zip(rest, others))
+
+
 @pytest.mark.parametrize("count", [5, 21, 126, 127, 5000])
 @pytest.mark.skipif(DEVICE != "cuda", reason="many programs count at once on a GPU")
 def test_many_programs_place_each_position_once(count):

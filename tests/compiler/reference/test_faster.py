@@ -144,6 +144,14 @@ def test_a_row_that_is_hidden_adds_nothing_even_if_it_is_not_a_number() -> None:
     assert result[:, 0].tolist() == [0, 0, 1]
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_sampled_rows_are_chosen_by_columns_of_a_table_in_which_any_negative_number_is_none(dtype: torch.dtype) -> None:
+    X, Z = torch.rand(4, 9), torch.rand(5, 9)
+    table = torch.tensor([[3, 4], [0, -9], [3, 1], [2, -100_000]], dtype=dtype)
+    result = insum("Y[p] += X[I[p],c] * Z[J[p],c]", X=X, Z=Z, I=table[:, 0], J=table[:, 1])
+    torch.testing.assert_close(result, torch.stack([X[3] @ Z[4], torch.zeros(()), X[3] @ Z[1], torch.zeros(())]))
+
+
 def test_an_index_that_is_written_to_is_sorted_anew() -> None:
     X, index = torch.rand(6, 9), torch.tensor([2, 0, 1, 0, 2, 1])
     for _ in range(4):

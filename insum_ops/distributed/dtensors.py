@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch import distributed as dist
-from torch.distributed._functional_collectives import AsyncCollectiveTensor, all_reduce
+from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
 
@@ -30,7 +30,7 @@ from ..compiler import (
 )
 from ..formats.facts import Fact
 from .agreement import after_agreement, may_exchange, on_all_ranks
-from .placed import SAME_DTENSOR, SAME_TENSOR, check_placed, described, mesh_of, own_share
+from .placed import SAME_DTENSOR, SAME_TENSOR, check_placed, described, local_part, mesh_of, own_share
 from .rules import Split, cheapest_split
 
 __all__: list[str] = []
@@ -82,8 +82,10 @@ def _check_positions(bound: Bound, operands: Mapping[str, Tensor]) -> None:
     """Refuse a position that is out of range, before anything moves: only the rank that holds it would find it."""
     if not may_exchange():
         return
-    local = {name: t.to_local() if isinstance(t, DTensor) else t for name, t in operands.items()}
-    local = {name: t.wait() if isinstance(t, AsyncCollectiveTensor) else t for name, t in local.items()}
+    local = {name: local_part(operand) for name, operand in operands.items()}
+    for name, operand in operands.items():
+        if isinstance(operand, DTensor) and any(placement.is_partial() for placement in operand.placements):
+            local[name] = local[name].new_empty(0)  # parts of positions; their sum is looked at when it is there
     try:
         check_ranges(bound, local)
     except IndexRangeError as error:

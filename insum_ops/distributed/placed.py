@@ -15,13 +15,25 @@ from torch.distributed.tensor.placement_types import Partial, Shard
 
 from ..compiler import InsumError, OperandError, UnsupportedError
 from ..formats.errors import FormatError
+from ..formats.torch_state import is_transformed, transform_kinds
 from ..functional import on_refusal
 from .agreement import tell_all
 from .rules import Split, spelled
 
-__all__ = ["SAME_DTENSOR", "SAME_TENSOR", "check_placed", "described", "mesh_of", "own_share"]
+__all__ = [
+    "SAME_DTENSOR",
+    "SAME_TENSOR",
+    "check_placed",
+    "check_whole_numbers",
+    "described",
+    "local_part",
+    "mesh_of",
+    "own_share",
+    "refuse_transforms",
+]
 
 PLACEMENTS = (Shard, Replicate, Partial)
+WHOLE_NUMBERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 SAME_TENSOR = "pass the same one on every rank, or a DTensor that says how it is split"
 SAME_DTENSOR = "distribute the same tensor with the same placements on every rank"
 
@@ -56,9 +68,31 @@ def check_placed(first: str, mesh: DeviceMesh, operands: Mapping[str, Tensor]) -
             )
 
 
+def refuse_transforms(name: str) -> None:
+    """Refuse torch.func and forward mode: they follow none of torch's exchanges between ranks."""
+    if is_transformed():
+        raise UnsupportedError(
+            f"{name} runs under {transform_kinds()} of torch.func on rank {dist.get_rank()}, which follows no exchange "
+            "between ranks; call it outside of transforms, and differentiate it by torch.autograd"
+        )
+
+
+def check_whole_numbers(name: str, tensor: object) -> None:
+    """Refuse what does not number ranks or blocks."""
+    if not isinstance(tensor, Tensor) or tensor.dtype not in WHOLE_NUMBERS:
+        kind = tensor.dtype if isinstance(tensor, Tensor) else f"type {type(tensor).__name__}"
+        raise OperandError(f"{name} is of {kind} on rank {dist.get_rank()}; pass a tensor of whole numbers")
+
+
 def described(operand: DTensor) -> str:
     placed = ", ".join([spelled(placement) for placement in operand.placements])
     return f"{list(operand.shape)} {operand.dtype} in {placed}"
+
+
+def local_part(operand: Tensor) -> Tensor:
+    """Return what this rank holds of a tensor, once it is there."""
+    local: Tensor = operand.to_local() if isinstance(operand, DTensor) else operand
+    return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
 
 
 def own_share(name: str, operand: Tensor, splits: Sequence[Split], mesh: DeviceMesh) -> Tensor:
@@ -72,9 +106,7 @@ def own_share(name: str, operand: Tensor, splits: Sequence[Split], mesh: DeviceM
     reachable = [Replicate() if dim in entering else target for dim, target in enumerate(wanted)]
     if tuple(reachable) != operand.placements:
         operand = operand.redistribute(placements=reachable)
-    local = operand.to_local()
-    if isinstance(local, AsyncCollectiveTensor):
-        local = local.wait()
+    local = local_part(operand)
     if any(mesh.get_local_rank(dim) != 0 for dim in entering):
         return torch.zeros_like(local)
     return local

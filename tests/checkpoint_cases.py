@@ -24,6 +24,7 @@ from insum_ops.distributed import (
     ColumnParallel,
     RowParallel,
     SplitSpMM,
+    clip_grad_norm_,
     load_whole_optimizer_state_dict,
     load_whole_state_dict,
     saved_patterns,
@@ -148,13 +149,16 @@ def fsdp_over_split_layers_trains_as_alone() -> str:
     ranks, own = mesh.size(0), mesh.get_local_rank("data")
     for at in range(4):
         x = torch.randn(ranks, 4, 6, dtype=DTYPE, generator=torch.Generator().manual_seed(at)).to(device())
+        norms = []
         for each, given, trained in ((model, x[own], optimizer), (alone, x, other)):
             trained.zero_grad()
             each(given).square().mean().backward()
+            norms.append(clip_grad_norm_(each, 0.1))
             trained.step()
             if at == 1:
                 each[0].prune_(0.4)
                 each[2].prune_(0.3)
+        torch.testing.assert_close(*norms)
     states = whole_state_dict(model), whole_optimizer_state_dict(model, optimizer)
     names = [name for name, _ in alone.named_parameters()]
     for name in names:

@@ -168,6 +168,8 @@ def fsdp_over_split_layers_trains_as_alone() -> str:
     again, fresh_optimizer, _ = over_both()
     load_whole_state_dict(again, states[0])
     load_whole_optimizer_state_dict(again, fresh_optimizer, states[1])
+    empty = {**states[0], "2.coords": states[0]["2.coords"][:, :1], "2.weight": states[0]["2.weight"][:1]}
+    assert "the pattern leaves no block here" in message(lambda: load_whole_state_dict(again, empty))
     x = inputs()
     for each, trained in ((again, fresh_optimizer), (alone, other)):
         trained.zero_grad()

@@ -24,6 +24,7 @@ from insum_ops.distributed import (
     ColumnParallel,
     RowParallel,
     SplitSpMM,
+    clip_grad_norm_,
     load_whole_optimizer_state_dict,
     load_whole_state_dict,
     saved_patterns,
@@ -148,13 +149,16 @@ def fsdp_over_split_layers_trains_as_alone() -> str:
     ranks, own = mesh.size(0), mesh.get_local_rank("data")
     for at in range(4):
         x = torch.randn(ranks, 4, 6, dtype=DTYPE, generator=torch.Generator().manual_seed(at)).to(device())
+        norms = []
         for each, given, trained in ((model, x[own], optimizer), (alone, x, other)):
             trained.zero_grad()
             each(given).square().mean().backward()
+            norms.append(clip_grad_norm_(each, 0.1))
             trained.step()
             if at == 1:
                 each[0].prune_(0.4)
                 each[2].prune_(0.3)
+        torch.testing.assert_close(*norms)
     states = whole_state_dict(model), whole_optimizer_state_dict(model, optimizer)
     names = [name for name, _ in alone.named_parameters()]
     for name in names:
@@ -164,6 +168,8 @@ def fsdp_over_split_layers_trains_as_alone() -> str:
     again, fresh_optimizer, _ = over_both()
     load_whole_state_dict(again, states[0])
     load_whole_optimizer_state_dict(again, fresh_optimizer, states[1])
+    empty = {**states[0], "2.coords": states[0]["2.coords"][:, :1], "2.weight": states[0]["2.weight"][:1]}
+    assert "the pattern leaves no block here" in message(lambda: load_whole_state_dict(again, empty))
     x = inputs()
     for each, trained in ((again, fresh_optimizer), (alone, other)):
         trained.zero_grad()

@@ -165,6 +165,16 @@ def a_max_that_no_rank_reaches_is_zero() -> None:
         torch.testing.assert_close(result, torch.tensor([-3.0, -4.0, torch.nan, 0.0]), equal_nan=True)
 
 
+def parts_of_positions_are_added_up_first() -> None:
+    """What each rank has of them may be out of range."""
+    mesh, rank = init_device_mesh("cpu", (4,)), distributed.get_rank()
+    rows, A = torch.tensor([0, 2, 1, 3, -1]), torch.arange(5.0)
+    for op, parts in {"sum": rows * (4 if rank == 0 else -1), "min": rows + 10 * (rank != 1)}.items():
+        placed_rows = DTensor.from_local(parts, mesh, [Partial(op)], run_check=False)
+        result = insum("C[I[p]] += A[p]", I=placed_rows, A=A, size=(4,)).full_tensor()
+        assert result.tolist() == [0, 2, 1, 3]
+
+
 def formats_are_whole_on_every_rank() -> None:
     mesh = init_device_mesh("cpu", (4,))
     dense = torch.randn(8, 6, dtype=torch.float64) * (torch.rand(8, 6) < 0.4)
@@ -253,8 +263,12 @@ def mistakes() -> dict[str, str]:
 def a_rank_that_is_not_in_the_mesh() -> str:
     """It is refused at once; the others go on without it."""
     mesh = DeviceMesh("cpu", [0, 1, 3])
+    x = distribute_tensor(torch.ones(4), mesh, [Replicate()])
     if distributed.get_rank() == 2:
-        return message(lambda: SplitSpMM(torch.eye(3).to_sparse(), mesh))
+        elsewhere = message(lambda: SplitSpMM(torch.eye(3).to_sparse(), mesh))
+        assert message(lambda: insum("C[i] += A[i]", A=x)) == elsewhere
+        return elsewhere
+    insum("C[i] += A[i]", A=x)
     A = torch.eye(3).to_sparse()
     SplitSpMM.from_graph(A, torch.tensor([0, 1, 2]), mesh)(torch.ones(1, 2))
     return ""
@@ -267,6 +281,7 @@ NAMES = [
     "placements_follow_the_statement",
     "a_start_counts_once",
     "a_max_that_no_rank_reaches_is_zero",
+    "parts_of_positions_are_added_up_first",
     "formats_are_whole_on_every_rank",
     "mistakes",
     "a_rank_that_is_not_in_the_mesh",

@@ -178,6 +178,17 @@ def trained_values_equal_the_whole() -> None:
         assert len(m_own) == int(own.sum())
 
 
+def values_are_trained_under_autocast() -> None:
+    """And where a rank has a single row of A, as all have."""
+    ranks = distributed.get_world_size()
+    A = torch.ones(1, 2 * ranks, device=device()).to_sparse()
+    layer = SplitSpMM(A, init_device_mesh(device(), (ranks,)), rows=2, trainable=True)
+    with torch.autocast(device(), torch.bfloat16):
+        C = layer(torch.ones(2, 3, device=device()))
+    C.sum().backward()
+    assert layer.values.grad.tolist() == [3.0] * (2 * ranks)
+
+
 def a_layer_of_trained_values_converts() -> str:
     layer, A, *_ = split_layer("random", trainable=True)
     layer.float()
@@ -211,12 +222,15 @@ def mistakes() -> dict[str, str]:
         "rows of B": message(lambda: layer(torch.ones(2 + is_odd, 3))),
         "columns of B": message(lambda: layer(torch.ones(2, 3 + is_odd))),
         "a dtype of B": message(lambda: layer(B.double() if is_odd else B)),
+        "a transform": message(lambda: torch.func.grad(lambda rows: layer(rows).sum())(B)),
         "fractions": message(lambda: SplitSpMM.from_graph(A, owner.float() if is_odd else owner, mesh)),
         "a list": message(lambda: SplitSpMM.from_graph(A, owner.tolist(), mesh)),
         "a DTensor": message(lambda: layer(distribute_tensor(torch.ones(2 * ranks, 3), mesh, [Shard(0)]))),
         "no B": message(lambda: layer(None if is_odd else B)),
         "other entries": message(lambda: load_whole_state_dict(trained, state)),
     }
+    trained.values.requires_grad_(not is_odd)
+    found["values that one rank holds fixed"] = message(lambda: trained(B))
     layer(B)  # all ranks have come to the same place
     return found
 
@@ -225,6 +239,7 @@ NAMES = [
     "products_equal_the_whole_one",
     "gradients_of_gradients",
     "trained_values_equal_the_whole",
+    "values_are_trained_under_autocast",
     "a_layer_of_trained_values_converts",
     "losses",
     "the_example_learns",

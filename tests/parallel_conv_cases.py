@@ -221,6 +221,16 @@ def gradients_of_gradients() -> None:
     ):
         near(grad, other)
 
+    alone = pair()
+    model = parallelize_module(deepcopy(alone), line(), {"0": ColumnParallel(), "2": RowParallel()})
+    x, found = cloud(3), []
+    features = x.features.clone().requires_grad_()
+    for value in (model(x.replace_feature(features)).features, pair_in_dense(x, features, alone)):
+        (grad,) = torch.autograd.grad(value.pow(3).sum(), features, create_graph=True)
+        found.append((grad.detach(), *torch.autograd.grad(grad.square().sum(), features)))
+    for own, other in zip(*found):
+        near(own, other)
+
 
 def fsdp_over_split_layers_trains_as_alone() -> None:
     """Data parallel by channels parallel; each pair of ranks that share a layer has inputs of its own."""

@@ -18,6 +18,7 @@ from insum_ops.distributed import (
     ColumnParallel,
     RowParallel,
     balanced_order,
+    clip_grad_norm_,
     load_whole_state_dict,
     whole_state_dict,
 )
@@ -71,6 +72,9 @@ def the_pair_equals_the_whole() -> dict[str, int]:
         assert state.keys() == whole.state_dict().keys()
         for key, value in whole.state_dict().items():
             assert torch.equal(state[key], value), key
+        norms = [clip_grad_norm_(model, 0.5), nn.utils.clip_grad_norm_(whole.parameters(), 0.5)]
+        torch.testing.assert_close(norms[0].double(), norms[1])
+        torch.testing.assert_close(model[2].bias.grad, whole[2].bias.grad)
         found[name] = model[0].coords.shape[1] + model[2].coords.shape[1]
     return found
 
@@ -90,6 +94,31 @@ def single_layers_equal_the_whole() -> None:
             torch.testing.assert_close(y, expected, **TOLERANCE[DTYPE])
             (grad,) = torch.autograd.grad(y, x, upstream)
             torch.testing.assert_close(grad, upstream @ whole.to_dense(), **TOLERANCE[DTYPE])
+            layer.float()
+            with torch.autocast(device(), torch.bfloat16):
+                assert layer(x.detach().float()).dtype == torch.bfloat16
+
+
+def gradients_of_gradients() -> None:
+    """A penalty on the gradient of the pair and of single layers, beside the input itself."""
+    mesh = init_device_mesh(device(), (distributed.get_world_size(),))
+    column, row = ColumnParallel(gather_output=True), RowParallel(split_input=False)
+    pair, alone = {"0": ColumnParallel(), "2": RowParallel()}, {"0": column, "2": row}
+    for plan in (pair, alone):
+        torch.manual_seed(0)
+        whole = perceptron().to(device())
+        model = parallelize_module(deepcopy(whole), mesh, plan)
+        x = torch.randn(5, 6, dtype=DTYPE, device=device(), requires_grad=True)
+        found = []
+        for own in (model, lambda x, whole=whole: in_dense(whole, x)):
+            (grad,) = torch.autograd.grad(own(x).pow(3).sum(), x, create_graph=True)
+            first = (model if own is model else whole)[0].weight
+            found.append((grad, *torch.autograd.grad(grad.square().sum() + x.sum(), [x, first])))
+        (grad, second, of_weight), (expected, expected_second, expected_of_weight) = found
+        torch.testing.assert_close(grad, expected, **TOLERANCE[DTYPE])
+        torch.testing.assert_close(second, expected_second, **TOLERANCE[DTYPE])
+        parts = {"coords": whole[0].coords, "weight": expected_of_weight}
+        torch.testing.assert_close(of_weight, model[0].own_parts(parts)["weight"], **TOLERANCE[DTYPE])
 
 
 def patterns_change_in_training_as_in_the_whole() -> list[int]:
@@ -156,6 +185,7 @@ def layer_mistakes(style: ColumnParallel | RowParallel, mesh: DeviceMesh, is_odd
         f"{kind}: a batch": message(lambda: made(x[1:] if is_odd else x)),
         f"{kind}: a dtype": message(lambda: made(x.double() if is_odd else x)),
         f"{kind}: a gradient": message(lambda: made(x.clone().requires_grad_(is_odd))),
+        f"{kind}: a transform": message(lambda: torch.func.vmap(made)(x)),
         f"{kind}: no tensor": message(lambda: made([1] if is_odd else x)),
         f"{kind}: a mask that differs": message(lambda: made.set_pattern_(other_mask)),
         f"{kind}: a mask of another shape": message(lambda: made.set_pattern_(bad_mask)),
@@ -189,6 +219,7 @@ def mistakes() -> dict[str, str]:
         "another module": split(nn.Linear(8, 8), ColumnParallel()),
         "another module on one rank": split(other, ColumnParallel()),
         "an order": split(deepcopy(layer), ColumnParallel(order)),
+        "an order that is a list": split(deepcopy(layer), ColumnParallel(list(range(8)))),
         "an order that differs": split(deepcopy(layer), ColumnParallel(torch.arange(8).flip(0) if is_odd else order)),
         "other sizes": split(wide, ColumnParallel()),
     }
@@ -215,6 +246,7 @@ def mistakes() -> dict[str, str]:
 NAMES = [
     "the_pair_equals_the_whole",
     "single_layers_equal_the_whole",
+    "gradients_of_gradients",
     "patterns_change_in_training_as_in_the_whole",
     "a_state_loads_into_a_split_model",
     "mistakes",

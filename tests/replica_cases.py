@@ -24,6 +24,15 @@ def other_patterns_become_the_first_ranks() -> tuple[list[list[int]], float]:
     return model[0].coords.tolist(), float(y.sum())
 
 
+def kinds_of_buffers() -> dict[str, torch.Tensor]:
+    """They differ between ranks in one number, or in its imaginary part."""
+    value = float(distributed.get_rank())
+    return {
+        "complex": torch.complex(torch.ones(2), torch.full((2,), value)),
+        "8-bit": torch.full((2,), value).to(torch.float8_e4m3fn),
+    }
+
+
 def mistakes() -> dict[str, str]:
     rank, mesh = distributed.get_rank(), init_device_mesh("cpu", (distributed.get_world_size(),))
     torch.manual_seed(0)
@@ -38,6 +47,13 @@ def mistakes() -> dict[str, str]:
         "more parameters": nn.Linear(4, 4, bias=rank != 1),
     }
     check_replicas(nn.Linear(4, 4), mesh)
+    for kind, buffer in kinds_of_buffers().items():
+        layers[f"{kind} numbers"] = nn.Module()
+        layers[f"{kind} numbers"].register_buffer("b", buffer)
+    for without_numbers in (torch.eye(3).to_sparse(), torch.empty(3, device="meta")):
+        model = nn.Module()
+        model.register_buffer("b", without_numbers)
+        check_replicas(model, mesh)
     return {name: message(lambda layer=layer: check_replicas(layer, mesh)) for name, layer in layers.items()}
 
 

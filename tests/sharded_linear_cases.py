@@ -115,6 +115,7 @@ def mistakes() -> dict[str, str]:
         "a mask that differs": message(lambda: layer.set_pattern_(~torch.eye(8, 3).bool() if is_odd else mask)),
         "a mask of another shape": message(lambda: layer.set_pattern_(mask[1:] if is_odd else mask)),
         "densities": message(lambda: layer.prune_(0.25 if is_odd else 0.5)),
+        "no block": message(lambda: layer.set_pattern_(mask & False)),
         "an optimizer": message(lambda: layer.set_pattern_(mask, optimizer=other)),
     }
     hook = model[1].register_forward_hook(lambda *_: found.update({"in a pass": message(lambda: layer.prune_(0.3))}))

@@ -131,9 +131,9 @@ def row_products(table: Tensor, index: Tensor, other: Tensor, columns: Tensor, i
         owners = owners.unsqueeze(1).expand(-1, len(flat) // len(owners)).reshape(-1)
     if owners.dtype != flat.dtype:
         owners, flat = owners.long(), flat.long()
+    table, other, flat, owners = (part.contiguous() for part in (table, other, flat, owners))
     weights_gradient = torch.ops.aten._embedding_bag_per_sample_weights_backward
-    rows = table.contiguous(), other.contiguous(), flat.contiguous()
-    return weights_gradient(*rows, flat[:0], owners.contiguous(), 0)  # type: ignore[no-any-return]
+    return weights_gradient(table, other, flat, flat[:0], owners, 0)  # type: ignore[no-any-return]
 
 
 def chosen_rows(table: Tensor, dim: int, index: Tensor) -> Tensor:

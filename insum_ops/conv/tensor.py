@@ -755,6 +755,9 @@ class SparseConvTensor(Moves, _Fields):
         return saved.kernel_map.inverse, saved.source
 
     def __repr__(self) -> str:
+        leaves: tuple[object, ...] = self._features, self.indices
+        if not all(isinstance(leaf, Tensor) for leaf in leaves):  # whatever a pytree's function made of them
+            return f"SparseConvTensor(spatial_shape={self.spatial_shape}, batch_size={self.batch_size})"
         return (
             f"SparseConvTensor(voxels={len(self.indices)}, channels={self._features.shape[1]}, "
             f"spatial_shape={self.spatial_shape}, batch_size={self.batch_size}, dtype={self._features.dtype})"

@@ -18,10 +18,12 @@ A file imports only from those above it.
     rows                `SplitSpMM`: a sparse matrix whose rows are split over ranks
     whole               the state of all of these as it is without ranks
     whole_optimizers    the state of their optimizers likewise
+    clipping            their gradients, clipped by the norm of all
 """
 
 from . import convolutions, dtensors, fsdp
 from .agreement import unchecked_calls
+from .clipping import clip_grad_norm_
 from .cost import GraphCost, graph_cost, random_cut
 from .linear import ColumnParallel, RowParallel, balanced_order
 from .replicas import check_replicas
@@ -41,6 +43,7 @@ __all__ = [
     "bytes_moved",
     "cheapest_split",
     "check_replicas",
+    "clip_grad_norm_",
     "graph_cost",
     "load_whole_optimizer_state_dict",
     "load_whole_state_dict",

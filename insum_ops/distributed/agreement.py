@@ -85,7 +85,8 @@ def may_exchange() -> bool:
 
 def tell_all(error: InsumError | FormatError, mesh: DeviceMesh) -> None:
     """Let the other ranks, which check the same call by `on_all_ranks`, raise what this one has found before that."""
-    if _told.get(error) is None and may_exchange() and _are_calls_checked.get():
+    is_alone = mesh.get_coordinate() is None  # a rank outside of the mesh
+    if not is_alone and _told.get(error) is None and may_exchange() and _are_calls_checked.get():
         _settle(Agreement(), _with_rank(error), mesh)
 
 
@@ -223,8 +224,11 @@ def _fingerprint(tensor: Tensor) -> int:
     """Return a number that differs, as good as always, between tensors of other shapes, dtypes or numbers."""
     kind = crc32(f"{list(tensor.shape)} {tensor.dtype}".encode())
     bits = tensor.detach().reshape(-1)
+    if bits.is_complex():
+        bits = torch.view_as_real(bits.resolve_conj()).reshape(-1)
     if bits.is_floating_point():
-        bits = bits.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[bits.dtype.itemsize])
+        of_size = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+        bits = bits.contiguous().view(of_size[bits.dtype.itemsize])
     order = torch.arange(1, len(bits) + 1, device=bits.device)
     mixed = (bits.long() ^ (order * 0x9E3779B1)) * 0x2545F4914F6CDD1D  # overflow wraps around, alike everywhere
     return int((mixed ^ (mixed >> 29)).sum()) ^ kind

@@ -30,7 +30,7 @@ from ..compiler import (
 )
 from ..formats.facts import Fact
 from .agreement import after_agreement, may_exchange, on_all_ranks
-from .placed import arrived, as_placed, check_placed, compare, mesh_of, own_share, splits_for
+from .placed import as_placed, check_placed, compare, local_part, mesh_of, own_share, splits_for
 from .rules import splits_of
 
 __all__: list[str] = []
@@ -78,7 +78,10 @@ def _check_positions(bound: Bound, operands: Mapping[str, Tensor]) -> None:
     """Refuse a position that is out of range, before anything moves: only the rank that holds it would find it."""
     if not may_exchange():
         return
-    local = {name: arrived(t.to_local() if isinstance(t, DTensor) else t) for name, t in operands.items()}
+    local = {name: local_part(operand) for name, operand in operands.items()}
+    for name, operand in operands.items():
+        if isinstance(operand, DTensor) and any(placement.is_partial() for placement in operand.placements):
+            local[name] = local[name].new_empty(0)  # parts of positions; their sum is looked at when it is there
     try:
         check_ranges(bound, local)
     except IndexRangeError as error:

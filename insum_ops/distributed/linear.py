@@ -14,6 +14,7 @@ from ..compiler import OperandError, ShapeError
 from ..conv.convolution import SparseConvolution
 from ..linear.layer import BlockSparseLinear
 from .agreement import on_all_ranks, ranks_of
+from .placed import check_whole_numbers
 from .split_convolutions import split_convolution
 from .split_layers import ByColumns, ByRows, SplitLayer
 
@@ -205,6 +206,7 @@ def _checked(module: nn.Module, mesh: DeviceMesh, order: Tensor | None, dim: int
             f"choose {features} that are a multiple of {ranks * block}"
         )
     order = torch.arange(count) if order is None else order
+    check_whole_numbers("order", order)
     if sorted(order.tolist()) != list(range(count)):
         raise ShapeError(
             f"order does not list each of the {count} {words} once, says rank {rank}; take it from balanced_order"

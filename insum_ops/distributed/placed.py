@@ -15,13 +15,27 @@ from torch.distributed.tensor.placement_types import Partial, Shard
 
 from ..compiler import InsumError, OperandError, UnsupportedError
 from ..formats.errors import FormatError
+from ..formats.torch_state import is_transformed, transform_kinds
 from ..functional import on_refusal
 from .agreement import Agreement, tell_all
 from .rules import Split, cheapest, spelled
 
-__all__ = ["arrived", "as_placed", "check_placed", "compare", "full", "mesh_of", "own_share", "splits_for"]
+__all__ = [
+    "arrived",
+    "as_placed",
+    "check_placed",
+    "check_whole_numbers",
+    "compare",
+    "full",
+    "local_part",
+    "mesh_of",
+    "own_share",
+    "refuse_transforms",
+    "splits_for",
+]
 
 PLACEMENTS = (Shard, Replicate, Partial)
+WHOLE_NUMBERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 SAME_TENSOR = "pass the same one on every rank, or a DTensor that says how it is split"
 SAME_DTENSOR = "distribute the same tensor with the same placements on every rank"
 
@@ -79,6 +93,27 @@ def splits_for(splits: Sequence[Split], operands: Mapping[str, Tensor], mesh: De
     return [cheapest(splits, placements(dim), nbytes, mesh.size(dim)) for dim in range(mesh.ndim)]
 
 
+def refuse_transforms(name: str) -> None:
+    """Refuse torch.func and forward mode: they follow none of torch's exchanges between ranks."""
+    if is_transformed():
+        raise UnsupportedError(
+            f"{name} runs under {transform_kinds()} of torch.func on rank {dist.get_rank()}, which follows no exchange "
+            "between ranks; call it outside of transforms, and differentiate it by torch.autograd"
+        )
+
+
+def check_whole_numbers(name: str, tensor: object) -> None:
+    """Refuse what does not number ranks or blocks."""
+    if not isinstance(tensor, Tensor) or tensor.dtype not in WHOLE_NUMBERS:
+        kind = tensor.dtype if isinstance(tensor, Tensor) else f"type {type(tensor).__name__}"
+        raise OperandError(f"{name} is of {kind} on rank {dist.get_rank()}; pass a tensor of whole numbers")
+
+
+def local_part(operand: Tensor) -> Tensor:
+    """Return what this rank holds of a tensor, once it is there."""
+    return arrived(operand.to_local() if isinstance(operand, DTensor) else operand)
+
+
 def own_share(name: str, operand: Tensor, splits: Sequence[Split], mesh: DeviceMesh) -> Tensor:
     """Return a rank's own share of a tensor, after what has to move has moved."""
     operand = operand.detach()  # below autograd: torch 2.11 would detach in place what it moves, and can't
@@ -90,7 +125,7 @@ def own_share(name: str, operand: Tensor, splits: Sequence[Split], mesh: DeviceM
     reachable = [Replicate() if dim in entering else target for dim, target in enumerate(wanted)]
     if tuple(reachable) != operand.placements:
         operand = operand.redistribute(placements=reachable)
-    local = arrived(operand.to_local())
+    local = local_part(operand)
     if any(mesh.get_local_rank(dim) != 0 for dim in entering):
         return torch.zeros_like(local)
     return local

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..formats.torch_state import PLAIN
 from .agreement import on_all_ranks
 
 __all__ = ["check_replicas"]
@@ -35,7 +37,9 @@ def check_replicas(model: nn.Module, mesh: DeviceMesh) -> None:
     """
     with on_all_ranks(mesh) as ranks:
         for name, buffer in model.named_buffers():
-            ranks.equal(name, buffer, "seed all ranks alike before the model is made, or load one state on all of them")
+            has_numbers = type(buffer) in PLAIN and buffer.layout == torch.strided and not buffer.is_meta
+            claim = buffer if has_numbers else f"{type(buffer).__name__} {list(buffer.shape)} {buffer.dtype}"
+            ranks.equal(name, claim, "seed all ranks alike before the model is made, or load one state on all of them")
         for name, parameter in model.named_parameters():
             kind = f"{list(parameter.shape)} {parameter.dtype}{'' if parameter.requires_grad else ', not trained'}"
             ranks.equal(name, kind, "make the model of the same sizes on every rank")

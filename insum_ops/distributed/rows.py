@@ -20,14 +20,12 @@ from ..matmul.layer import SpMM
 from ..matmul.operands import as_format
 from ..not_scripted import NotScripted
 from .agreement import gathered_numbers, on_all_ranks, ranks_of
-from .placed import arrived
+from .placed import arrived, check_whole_numbers, refuse_transforms
 
 __all__ = ["SplitSpMM"]
 
 FORWARD = "C[m,n] += A[m,k] * B[k,n]"
 BACKWARD = "B[k,n] += A[m,k] * C[m,n]"
-
-RANK_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class SplitSpMM(NotScripted, nn.Module):
@@ -161,9 +159,7 @@ class SplitSpMM(NotScripted, nn.Module):
         rank = dist.get_rank()
         with on_all_ranks(mesh) as ranks:
             form = as_format(A)
-            if not isinstance(owner, Tensor) or owner.dtype not in RANK_DTYPES:
-                kind = owner.dtype if isinstance(owner, Tensor) else f"type {type(owner).__name__}"
-                raise OperandError(f"owner is of {kind} on rank {rank}; pass a tensor of whole numbers")
+            check_whole_numbers("owner", owner)
             if form.ndim != 2 or form.shape[0] != form.shape[1] or owner.shape != (form.shape[0],):
                 raise ShapeError(
                     f"A is {list(form.shape)} and owner {list(owner.shape)} on rank {rank}; pass a square matrix, and "
@@ -217,6 +213,7 @@ class SplitSpMM(NotScripted, nn.Module):
             >>> distributed.destroy_process_group()
         """
         rank = dist.get_rank()
+        refuse_transforms("SplitSpMM")
         with on_all_ranks(self.mesh, is_call=True) as ranks:
             if not isinstance(B, Tensor) or isinstance(B, DTensor):
                 remedy = "B.to_local(), " if isinstance(B, DTensor) else ""
@@ -233,6 +230,8 @@ class SplitSpMM(NotScripted, nn.Module):
             trained = " with a gradient" if wants_gradient([B]) else ""
             kind = f"{B.shape[1]} columns of {B.dtype}{trained}"
             ranks.equal("B", kind, "pass rows of one width and dtype on every rank")
+            is_trained = self.values is not None and wants_gradient([self.values])
+            ranks.equal("values", f"{'' if is_trained else 'not '}trained", "train them on all ranks, or on none")
         return _Product.apply(B, self.values, self, False)  # type: ignore[no-any-return]
 
     @property
@@ -310,12 +309,12 @@ class SplitSpMM(NotScripted, nn.Module):
     def _sample(self, C: Tensor, B: Tensor, remote: Tensor | None) -> Tensor:
         """Return the product of C's and B's rows at each entry of A; `remote`: rows of B that have come already."""
         travelling = self._received(B) if remote is None else remote
-        sampled = C.new_zeros(len(self._columns))
+        sampled = C.new_zeros(len(self._columns), dtype=torch.promote_types(C.dtype, B.dtype))
         for part, rows in zip(self._parts, (B, travelling)):
             form = part.A.with_values(part.A.values.to(C.dtype))
             place, is_entry = _numbers(part.A)
             if is_entry.any():
-                sampled[place[is_entry]] = sddmm(form, C, arrived(rows)).values[is_entry]
+                sampled[place[is_entry]] = sddmm(form, C, arrived(rows)).values[is_entry].to(sampled.dtype)
         arrived(travelling)
         return sampled
 

@@ -47,7 +47,8 @@ def split_convolution(
             return inputs
         own = x.features if is_grad_enabled() else x.features.detach()
         features = DTensor.from_local(own, mesh, [entering], run_check=False)
-        return x.replace_feature(features), *inputs[1:]
+        # `from_local` would bring a gradient to this placement below autograd, and lose gradients of gradients
+        return x.replace_feature(features.redistribute(placements=[entering])), *inputs[1:]
 
     def leave(module: nn.Module, y: Any, mesh: DeviceMesh) -> Any:
         features: DTensor = y.features

@@ -12,7 +12,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch import distributed as dist
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed._functional_collectives import all_reduce
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 
 from ..compiler import OperandError, ShapeError
 from ..formats.torch_state import wants_gradient
@@ -22,7 +24,7 @@ from ..linear.remap import check_optimizer, holders
 from ..linear.sharded import held_weight, shards_of
 from .agreement import gathered_numbers, gathered_objects, on_all_ranks
 from .own_part import as_own_part
-from .placed import full
+from .placed import full, local_part, refuse_transforms
 
 __all__ = ["ByColumns", "ByRows", "SplitLayer"]
 
@@ -68,6 +70,12 @@ class SplitLayer(BlockSparseLinear):
         features = [self.out_features, self.in_features]
         features[self.dim] = len(self.style["order"]) * self.block_size[self.dim]
         return WholeSizes(features[1], features[0], self.block_size, self.whole_grid)
+
+    @property
+    def split_parameters(self) -> dict[str, Any]:
+        """The parameters of which other ranks have other parts, by name; the bias of `ByRows` is whole on each."""
+        names = ["weight"] if self.bias is None or self.dim == 1 else ["weight", "bias"]
+        return {name: self._parameter(name) for name in names}
 
     def _own_share(self, mask: Tensor) -> Tensor:
         return mask.index_select(self.dim, self.own)
@@ -178,6 +186,7 @@ class SplitLayer(BlockSparseLinear):
 
     def _multiply(self, x: Tensor, bias: Tensor | None, take: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Multiply what `take` makes of x by this rank's blocks; refuse on all ranks what one can't multiply."""
+        refuse_transforms("a layer that is split over ranks")
         with on_all_ranks(self.style["mesh"], is_call=True) as ranks:
             if not isinstance(x, Tensor):
                 raise OperandError(f"x is of type {type(x).__name__}; pass a tensor [..., in_features]")
@@ -193,13 +202,12 @@ class SplitLayer(BlockSparseLinear):
 
     def _shared(self, x: Tensor) -> Tensor:
         """Return an input that all ranks have, whose gradient is the sum of what each finds."""
-        whole = DTensor.from_local(x, self.style["mesh"], [Replicate()], run_check=False)
-        return whole.to_local(grad_placements=[Partial()])
+        return _Shared.apply(x, self.style["mesh"])  # type: ignore[no-any-return]
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         """Save the tensors, those that other ranks have no copy of as this rank's own."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        for name in ("coords", "weight", *(["bias"] if self.dim == 0 else [])):
+        for name in ("coords", *self.split_parameters):
             if not keep_vars and f"{prefix}{name}" in destination and self.style["mesh"].size() > 1:
                 destination[f"{prefix}{name}"] = as_own_part(destination[f"{prefix}{name}"])
 
@@ -228,14 +236,42 @@ class ByRows(SplitLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self._multiply(x, None, self._taken if self.style["is_whole"] else None)
-        partial = DTensor.from_local(y, self.style["mesh"], [Partial()], run_check=False)
-        total: Tensor = partial.full_tensor()
-        return total if self.bias is None else total + self.bias
+        total: Tensor = _Sum.apply(y, self.style["mesh"])
+        return total if self.bias is None else total + self.bias.to(total.dtype)
 
     def _taken(self, x: Tensor) -> Tensor:
         """Return this rank's features of an input that all ranks have."""
         blocks: Tensor = self._shared(x).unflatten(-1, (-1, self.block_size[1]))
         return blocks.index_select(-2, self.own).flatten(-2)
+
+
+class _Sum(torch.autograd.Function):
+    """The sum of what each rank has, which all of them get, and whose gradient they share.
+
+    DTensors have no gradients of gradients here: they take what a rank makes of a shared gradient for that of all.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, mesh: DeviceMesh) -> Tensor:
+        ctx.mesh = mesh
+        return local_part(all_reduce(own.contiguous(), "sum", (mesh, 0)))
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> Any:
+        return _Shared.apply(grad_output, ctx.mesh), None
+
+
+class _Shared(torch.autograd.Function):
+    """A tensor that all ranks have; its gradient is the sum of what each makes of it."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, mesh: DeviceMesh) -> Tensor:
+        ctx.mesh = mesh
+        return whole.view_as(whole)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> Any:
+        return _Sum.apply(grad_output, ctx.mesh), None
 
 
 def _whole_weight(layer: SplitLayer) -> Tensor:

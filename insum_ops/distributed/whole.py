@@ -244,7 +244,9 @@ def _own_blocks(prefix: str, layer: SplitLayer, parts: Mapping[str, Tensor]) -> 
     problem = pattern_mismatch({f"{prefix}{name}": part for name, part in parts.items()}, prefix, layer._pattern_sizes)
     if problem:
         raise OperandError(f"{problem}, says rank {dist.get_rank()}")
-    return layer.own_parts({name: part.to(layer.coords.device) for name, part in parts.items()})
+    share = layer.own_parts({name: part.to(layer.coords.device) for name, part in parts.items()})
+    layer._check_filled(torch.ones_like(share["coords"]))
+    return share
 
 
 def whole_values(layer: SplitSpMM, values: Tensor | None = None) -> dict[str, Tensor]:

@@ -394,6 +394,15 @@ class BlockSparseLinear(NotScripted, nn.Module):
         if init not in ("zeros", "random"):
             raise OperandError(f"init is {init!r}; choose from 'zeros' and 'random'")
         check_generator(generator)
+        self._check_filled(mask)
+
+    def _check_filled(self, mask: Tensor) -> None:
+        """Refuse a pattern without blocks under `fully_shard`, whose next backward pass would raise."""
+        if shards_of(self) is not None and not mask.any():
+            raise OperandError(
+                "the pattern leaves no block here, but fully_shard trains no empty parameter; keep one block or more "
+                "on each rank"
+            )
 
     def _change_pattern(
         self,

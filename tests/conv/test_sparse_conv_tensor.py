@@ -644,6 +644,8 @@ def test_a_pytree_of_it_has_the_tensors_that_only_spconv_uses():
 
 def test_functions_are_mapped_over_its_tensors():
     x, up = saved_cloud()
+    shapes = pytree.tree_map(lambda leaf: leaf.shape, x)
+    assert repr(shapes) == f"SparseConvTensor(spatial_shape={x.spatial_shape}, batch_size={x.batch_size})"
     twice = pytree.tree_map(lambda leaf: 2 * leaf if leaf.is_floating_point() else leaf, x)
     assert torch.equal(twice.features, 2 * x.features)
     assert twice.indice_dict is x.indice_dict

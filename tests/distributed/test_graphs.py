@@ -73,6 +73,10 @@ def expected_messages(rank):
         "rows of B": "B is [3, 3] on rank 1, which holds 2 of its rows; pass [2, N]",
         "columns of B": f"{of_B} 4 columns of torch.float32 on rank 1; {of_rows}",
         "a dtype of B": f"{of_B} 3 columns of torch.float64 on rank 1; {of_rows}",
+        "a transform": f"SplitSpMM runs under Grad of torch.func on rank {rank}, which follows no exchange between "
+        "ranks; call it outside of transforms, and differentiate it by torch.autograd",
+        "values that one rank holds fixed": "values is trained on rank 0 but not trained on rank 1; train them on all "
+        "ranks, or on none",
         "fractions": "owner is of torch.float32 on rank 1; pass a tensor of whole numbers",
         "a list": f"owner is of type list on rank {rank}; pass a tensor of whole numbers",
         "a DTensor": f"B is of type DTensor on rank {rank}; pass B.to_local(), a tensor [2, N]",

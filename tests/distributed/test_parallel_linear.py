@@ -39,6 +39,7 @@ def expected_messages(rank):
         "another module": f"the module is a Linear on rank {rank}; {of_style}",
         "another module on one rank": f"the module is a Linear on rank 1; {of_style}",
         "an order": "order does not list each of the 8 block rows once, says rank 1; take it from balanced_order",
+        "an order that is a list": f"order is of type list on rank {rank}; pass a tensor of whole numbers",
         "an order that differs": "order is not the same on all ranks: rank 1 holds another than rank 0, and on this "
         f"rank, {rank}, it is [8] torch.int64; compute it from the same pattern on all ranks",
         "other sizes": "the layer is (4, 4) blocks of [32, 12] torch.float32, with bias on rank 0 but (4, 4) blocks of "
@@ -57,6 +58,9 @@ def expected_messages(rank):
             f"{style}: a dtype": "on rank 1, x is torch.float64 but the weight is torch.float32; convert one with "
             ".to(), or use autocast",
             f"{style}: a gradient": f"{of_x} [5, 16] torch.float32 with a gradient on rank 1; {same_x}",
+            f"{style}: a transform": f"a layer that is split over ranks runs under Vmap of torch.func on rank {rank}, "
+            "which follows no exchange between ranks; call it outside of transforms, and differentiate it by "
+            "torch.autograd",
             f"{style}: no tensor": "on rank 1, x is of type list; pass a tensor [..., in_features]",
             f"{style}: a mask that differs": "mask is not the same on all ranks: rank 1 holds another than rank 0, and "
             f"on this rank, {rank}, it is [8, 4] torch.bool; give the same pattern on every rank",

@@ -21,6 +21,8 @@ def test_what_ddp_would_overwrite_is_refused_on_every_rank():
             "another matrix": f"AK {differs} [4, {(1, 4)[rank]}] torch.int32; {remedy}",
             "a pattern of another size": f"coords {differs} [2, {(8, 12)[rank]}] torch.int32; {remedy}",
             "another pattern": f"coords {differs} [2, 5] torch.int32; {remedy}",
+            "complex numbers": f"b {differs} [2] torch.complex64; {remedy}",
+            "8-bit numbers": f"b {differs} [2] torch.float8_e4m3fn; {remedy}",
             "other parameters": "weight is [4, 4] torch.float32 on rank 0 but [5, 4] torch.float32 on rank 1; make the "
             "model of the same sizes on every rank",
             "more parameters": "rank 0 compares weight, bias with the others but rank 1 weight, says rank "

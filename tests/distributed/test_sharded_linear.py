@@ -21,6 +21,8 @@ def test_patterns_change_as_in_one_process():
             "a mask that differs": f"{DIFFERS}, {rank}, it is [8, 3] torch.bool; {alike}",
             "a mask of another shape": "on rank 1, mask is [7, 3] but the blocks are [8, 3]; give one bool per block",
             "densities": f"density is 0.5 on rank 0 but 0.25 on rank 1; {alike}",
+            "no block": f"on rank {rank}, the pattern leaves no block here, but fully_shard trains no empty parameter; "
+            "keep one block or more on each rank",
             "an optimizer": "on rank 1, optimizer does not hold this layer's weight; pass the one that trains it",
             "in a pass": f"the layer is in a pass of FSDP on rank {rank}; change its pattern between training steps",
         }

@@ -134,6 +134,19 @@ def assert_program_means(expr: str, kind: str, tensors: dict[str, Tensor], size:
     assert all(torch.equal(value, copy) for value, copy in zip(values, copies))
 
 
+@pytest.mark.parametrize(
+    "words", [("A 6 9", "B 5 9", "I 1 < 6", "J 1 3 < 5"), ("A 6 9", "B 5 9", "I 6 < 6", "J 6 3 < 5")]
+)
+@pytest.mark.parametrize("step", [1, 2])
+def test_rows_are_multiplied_at_positions_that_are_views(words: tuple[str, ...], step: int) -> None:
+    """One row's columns share its position, and a position may lie between others."""
+    tensors, size = drawn(words, "unsorted", torch.float64)
+    views = {name: tensor[::step] if name in ("I", "J") else tensor for name, tensor in tensors.items()}
+    assert_program_means("Y[p,q] += A[I[p],c] * B[J[p,q],c]", "unsorted", views, size)
+    shared = {**tensors, "I": tensors["I"][:1].expand(len(tensors["J"]))}
+    assert_program_means("Y[p,q] += A[I[p],c] * B[J[p,q],c]", "unsorted", shared, size)
+
+
 def test_a_row_that_is_hidden_adds_nothing_even_if_it_is_not_a_number() -> None:
     X = torch.full((3, 9), torch.nan)
     X[1] = 1

@@ -42,6 +42,7 @@ __all__ = [
     "is_functional",
     "is_grad_enabled",
     "is_inference_mode",
+    "is_recorded",
     "is_traced",
     "is_transformed",
     "is_watched",
@@ -110,6 +111,11 @@ def is_dynamo() -> bool:
 def is_exporting() -> bool:
     """Return whether torch.export runs our code, so that what it records must need nothing of ours."""
     return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+
+
+def is_recorded() -> bool:
+    """Return whether an operator runs without memory because torch.compile records it, not torch.export."""
+    return torch._guards.TracingContext.try_get() is not None and not torch.compiler.is_exporting()
 
 
 # torch.backends.cuda.matmul.allow_*_reduced_precision_reduction

@@ -316,7 +316,9 @@ def _leave_graph(name: str) -> None:
         UnsupportedError: torch.export traces the call, which has no breaks.
     """
     if is_dynamo():
-        torch._dynamo.graph_break(f"{name} is no format; convert {name} beforehand, with nn.SpMM or insum_ops.formats")
+        torch._dynamo.graph_break(
+            msg=f"{name} is no format; convert {name} beforehand, with nn.SpMM or insum_ops.formats"
+        )
     elif is_compiling():
         raise UnsupportedError(
             f"{name} is no format, and torch.export can trace nothing else; "

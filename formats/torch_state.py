@@ -255,9 +255,10 @@ def wants_gradient(tensors: Sequence[Tensor]) -> bool:
 def records_gradient(tensors: Sequence[Tensor]) -> bool:
     """Return whether a call over these tensors is to be an autograd function of ours.
 
-    What torch.export records is differentiated by torch when the program runs, and our functions are not in it.
+    What torch.export records is differentiated by torch when the program runs, and our functions are not in it: where
+    Dynamo reads them for it, with `strict=True`, what they do inside is recorded without gradients.
     """
-    return wants_gradient(tensors) and not is_exporting()
+    return wants_gradient(tensors) and not torch.compiler.is_exporting()
 
 
 def as_autocast(tensor: Tensor, dtype: torch.dtype) -> Tensor:

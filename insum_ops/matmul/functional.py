@@ -46,6 +46,7 @@ from ..formats.torch_state import (
     is_traced,
     is_transformed,
     may_autocast,
+    records_gradient,
     uncompiled,
     wants_gradient,
 )
@@ -468,7 +469,7 @@ def _sampled(form: SparseFormat, X: Tensor, Y: Tensor) -> Tensor:
             )
     if is_compiling():
         X, Y = followed(X), followed(Y)
-    if is_grad_enabled() and (X.requires_grad or Y.requires_grad) and not is_transformed():
+    if records_gradient((X, Y)) and not is_transformed():
         return _Sampled.apply(form, X, Y)  # type: ignore[no-any-return]
     return _sample(form, X, Y)
 

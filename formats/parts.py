@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from operator import is_
+from operator import index, is_
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
@@ -117,7 +117,7 @@ def parts_of(form: Any) -> FormatParts | None:
     name = type(form).__name__
     if name not in _kinds:
         return None
-    blocks = "" if form.block_size is None else ",".join([str(length) for length in form.block_size])
+    blocks = "" if form.block_size is None else ",".join([str(index(length)) for length in form.block_size])
     stored = ",".join([str(dim) for dim, coord in enumerate(form.coords) if coord is not None])
     coords = [coord for coord in form.coords if coord is not None]
     return FormatParts(f"{name};{form.group_dim};{blocks};{stored}", tuple(form.shape), form.values, coords)

@@ -44,6 +44,7 @@ __all__ = [
     "is_functional",
     "is_grad_enabled",
     "is_inference_mode",
+    "is_recorded",
     "is_traced",
     "is_transformed",
     "is_watched",
@@ -132,6 +133,11 @@ def is_captured(device: torch.device) -> bool:
 def is_exporting() -> bool:
     """Return whether torch.export runs our code, so that what it records must need nothing of ours."""
     return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+
+
+def is_recorded() -> bool:
+    """Return whether an operator runs without memory because torch.compile records it, not torch.export."""
+    return torch._guards.TracingContext.try_get() is not None and not torch.compiler.is_exporting()
 
 
 # torch.backends.cuda.matmul.allow_*_reduced_precision_reduction
@@ -265,9 +271,10 @@ def wants_gradient(tensors: Sequence[Tensor]) -> bool:
 def records_gradient(tensors: Sequence[Tensor]) -> bool:
     """Return whether a call over these tensors is to be an autograd function of ours.
 
-    What torch.export records is differentiated by torch when the program runs, and our functions are not in it.
+    What torch.export records is differentiated by torch when the program runs, and our functions are not in it: where
+    Dynamo reads them for it, with `strict=True`, what they do inside is recorded without gradients.
     """
-    return wants_gradient(tensors) and not is_exporting()
+    return wants_gradient(tensors) and not torch.compiler.is_exporting()
 
 
 def as_autocast(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -2,6 +2,7 @@
 
 A file imports only from those above it.
 
+    breaks_graph      errors of operators that torch.compile records
     operators         two opaque torch operators, `insum_ops::run` and `insum_ops::run_with_winners`
     composite         a whole layer as one operator, which torch.compile takes apart
     flop_formula      what `FlopCounterMode` counts of a statement

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ...formats.torch_state import asked_once, may_change_operands
+from .breaks_graph import breaks_graph
 from .operators import library
 
 __all__ = ["composite", "takes_composites"]
@@ -27,7 +28,7 @@ def composite(schema: str, function: Callable[..., Tensor]) -> Any:
     """
     name = schema.split("(")[0]
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    library.impl(name, function, "CompositeImplicitAutograd")
+    library.impl(name, breaks_graph(function), "CompositeImplicitAutograd")
     return getattr(torch.ops.insum_ops, name).default
 
 

@@ -18,6 +18,7 @@ from ...formats.torch_state import PLAIN, UNSAFE_IN_GRAPHS, is_captured, is_expo
 from ..binding import Meta, SparseFormat, bind, recipe_for
 from ..language import parse
 from ..runtime import owned, planned, replayed
+from .breaks_graph import breaks_graph
 from .flop_formula import flops
 from .functorch_rules import transformed_sparse
 from .gradients import gradient_of, gradients_of, is_read, is_sum, values_gradient
@@ -230,6 +231,7 @@ for _key in ("CPU", "CUDA"):
 
 
 @torch.library.register_fake("insum_ops::format_value", lib=library)
+@breaks_graph
 def _fake(*arguments: Any) -> Tensor:
     call = _Call(*arguments)
     whole = Meta(tuple(call.shape), call.values.dtype, call.values.device)

@@ -36,6 +36,7 @@ from ..language import UnsupportedError, batched, parse
 from ..prepared import has_kernels
 from ..reference import lowered
 from ..runtime import PLAIN_CALLS, on_device, owned, planned, replayed, resolved
+from .breaks_graph import breaks_graph
 
 __all__ = [
     "batch_call",
@@ -191,6 +192,7 @@ def _has_tangent(tensors: Sequence[Tensor]) -> bool:
 
 
 @torch.library.register_fake("insum_ops::run", lib=library)
+@breaks_graph
 def _fake(
     expr: str, names: str, size: Sequence[int] | None, tensors: list[Tensor], fact: str, facts: list[Tensor]
 ) -> Tensor:

@@ -12,7 +12,16 @@ A file imports only from those above it.
 
 from .batch import batched
 from .differentiate import Term, fresh_name, gradient, tangent_terms, terms, winners
-from .errors import IndexRangeError, InsumError, OperandError, SettingError, ShapeError, UnsupportedError, shortened
+from .errors import (
+    IndexRangeError,
+    InsumError,
+    OperandError,
+    SettingError,
+    ShapeError,
+    UnsupportedError,
+    on_problem,
+    shortened,
+)
 from .ir import Access, Const, Index, Number, Statement, Var, substituted, walk
 from .parse import parse
 
@@ -33,6 +42,7 @@ __all__ = [
     "batched",
     "fresh_name",
     "gradient",
+    "on_problem",
     "parse",
     "shortened",
     "substituted",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TypeVar
 
 __all__ = [
@@ -13,10 +14,12 @@ __all__ = [
     "SettingError",
     "ShapeError",
     "UnsupportedError",
+    "on_problem",
     "shortened",
 ]
 
 Error = TypeVar("Error", bound=Exception)
+on_problem: list[Callable[[str], None]] = []  # what is told of each problem before it is raised
 
 
 class InsumError(ValueError):
@@ -32,6 +35,8 @@ class InsumError(ValueError):
     def __init__(self, problem: str, text: str | None = None, at: int | None = None) -> None:
         if text is not None and at is not None:
             problem = f"{problem}\n    {text}\n    {' ' * at}^"
+        for tell in on_problem:
+            tell(problem)
         super().__init__(problem)
 
 

@@ -23,7 +23,7 @@ FOLLOWS_FUNCTIONS = torch.__version__ >= "2.11"  # of autograd inside a transfor
 def _leave_uncompiled() -> None:
     """Break the graph; it is not inside `followed`, since newer tracers would fail at the mere call."""
     torch._dynamo.graph_break(
-        f"torch {torch.__version__} can't follow the gradient of a statement inside torch.compile, so that it runs "
+        msg=f"torch {torch.__version__} can't follow the gradient of a statement inside torch.compile, so that it runs "
         "uncompiled; leave out fullgraph=True, or use torch 2.11 or newer"
     )
 

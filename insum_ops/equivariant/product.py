@@ -172,7 +172,7 @@ class Product:
         decomposition: Decomposition | None,  # None: no path has any product in it
         text: str,  # by which `traced_product` knows the decomposition
     ) -> None:
-        self.in1, self.in2, self.out, self.text = in1, in2, out, text
+        self.in1, self.in2, self.out, self.text = str(in1), str(in2), str(out), text  # no tracer prints irreps
         self.weight_numel, self.takes_one_hot, self.decomposition = weight_numel, takes_one_hot, decomposition
         self.dims: tuple[int, int, int] = (in1.dim, in2.dim, out.dim)
         self.last = ((in1.dim,), (in2.dim,))
@@ -307,9 +307,9 @@ class Product:
         dim1, dim2, _ = self.dims
         is_one_hot = not y.is_floating_point()
         if x.dim() == 0 or x.shape[-1] != dim1:
-            raise ShapeError(_wrong_dim("x", x, "irreps_in1", self.in1))
+            raise ShapeError(_wrong_dim("x", x, "irreps_in1", self.in1, dim1))
         if not is_one_hot and (y.dim() == 0 or y.shape[-1] != dim2):
-            raise ShapeError(_wrong_dim("y", y, "irreps_in2", self.in2))
+            raise ShapeError(_wrong_dim("y", y, "irreps_in2", self.in2, dim2))
         if is_one_hot:
             self.check_one_hot(x, y)
         if weight is None:
@@ -382,9 +382,9 @@ def _flat(tensor: Tensor, lead: Lead, last: tuple[int, ...]) -> Tensor:
     return tensor.expand(*lead, *last).reshape(prod(lead), *last)
 
 
-def _wrong_dim(name: str, tensor: Tensor, of: str, irreps: Irreps) -> str:
-    mismatch = f"{name} is {list(tensor.shape)}, but {of} {irreps} has dimension {irreps.dim}"
-    return f"{mismatch}; its last dimension must be {irreps.dim}"
+def _wrong_dim(name: str, tensor: Tensor, of: str, irreps: str, dim: int) -> str:
+    mismatch = f"{name} is {list(tensor.shape)}, but {of} {irreps} has dimension {dim}"
+    return f"{mismatch}; its last dimension must be {dim}"
 
 
 def _short(dtype: torch.dtype) -> str:

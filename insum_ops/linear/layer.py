@@ -615,7 +615,7 @@ class BlockSparseLinear(NotScripted, nn.Module):
         settled = self._settled
         if settled is None or settled.tensors[0] is not self.coords:
             self._settle()  # a copy may be averaged before its first use
-        return {**vars(self), "_weight_format": None}
+        return {**super().__getstate__(), "_weight_format": None}
 
 
 def _listed(mask: Tensor, device: torch.device) -> Tensor:

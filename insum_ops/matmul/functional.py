@@ -47,6 +47,7 @@ from ..formats.torch_state import (
     is_traced,
     is_transformed,
     may_autocast,
+    records_gradient,
     uncompiled,
     wants_gradient,
 )
@@ -316,7 +317,9 @@ def _leave_graph(name: str) -> None:
         UnsupportedError: torch.export traces the call, which has no breaks.
     """
     if is_dynamo():
-        torch._dynamo.graph_break(f"{name} is no format; convert {name} beforehand, with nn.SpMM or insum_ops.formats")
+        torch._dynamo.graph_break(
+            msg=f"{name} is no format; convert {name} beforehand, with nn.SpMM or insum_ops.formats"
+        )
     elif is_compiling():
         raise UnsupportedError(
             f"{name} is no format, and torch.export can trace nothing else; "
@@ -466,7 +469,7 @@ def _sampled(form: SparseFormat, X: Tensor, Y: Tensor) -> Tensor:
             )
     if is_compiling():
         X, Y = followed(X), followed(Y)
-    if is_grad_enabled() and (X.requires_grad or Y.requires_grad) and not is_transformed():
+    if records_gradient((X, Y)) and not is_transformed():
         return _Sampled.apply(form, X, Y)  # type: ignore[no-any-return]
     return _sample(form, X, Y)
 

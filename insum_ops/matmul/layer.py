@@ -241,7 +241,7 @@ class SpMM(NotScripted, nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for pickle and deepcopy, without the regrouped format, which is guarded by addresses."""
-        return {**vars(self), "_last": None}
+        return {**super().__getstate__(), "_last": None}
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, local_metadata: Any, strict: bool, *lists: list[str]

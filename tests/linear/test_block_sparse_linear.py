@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from weakref import ref
 
@@ -308,6 +309,16 @@ def test_a_copy_is_a_layer_of_its_own():
     assert_equals_twin(other, random_input(other, 3))
     assert_equals_twin(layer, random_input(layer, 3))
     assert torch.equal(element_mask(layer), element_mask(other))
+
+
+def test_a_copy_of_a_compiled_layer_computes_with_its_own_weight():
+    layer = made(32, 48, 16)
+    layer.compile(backend="eager")
+    layer(random_input(layer, 2))
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        with torch.no_grad():
+            other.weight += 1
+        assert_equals_twin(other, random_input(other, 3))
 
 
 @pytest.mark.every_route

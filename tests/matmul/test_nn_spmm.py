@@ -362,8 +362,10 @@ def test_a_copy_keeps_no_addresses_of_the_original():
     layer._gpu_size = 8
     layer(B)
     assert layer._last is not None
+    layer.compile(backend="eager")  # of the original too
     for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert twin._last is None
+        assert twin._compiled_call_impl is None
         assert_matches(twin(B), A @ B)
 
 

@@ -8,10 +8,11 @@ from functorch.compile import make_boxed_func
 from tolerances import TOLERANCE
 from torch._dynamo.backends.common import aot_autograd
 
-from insum_ops import insum, nn, spmm
+from insum_ops import insum, nn, sparse_conv3d, spmm
+from insum_ops.compiler import InsumError
 from insum_ops.compiler.autograd import format_operators, operators, run_gradients
 from insum_ops.conv import operator_calls
-from insum_ops.formats import BlockCOO, GroupCOO
+from insum_ops.formats import BlockCOO, GroupCOO, kernel_map
 from insum_ops.formats.parts import FormatParts, parts_of
 
 EXPR = "C[m,n] += A[m,k] * B[k,n]"
@@ -334,6 +335,44 @@ def test_a_compiled_product_asks_few_guards_and_has_no_table_among_its_inputs():
     assert graphs[0] == 3  # x, y and the weights
     (entry,) = torch._dynamo.eval_frame._debug_get_cache_entry_list(product.__code__)
     assert 0 < str(entry.guard_manager).count("GuardManager: source=") <= 90  # of all that is read there were 400
+
+
+def test_formats_of_several_block_sizes_are_passed_to_one_compiled_function():
+    dense, B = torch.randn(12, 12, dtype=torch.float64), torch.randn(12, 3, dtype=torch.float64)
+    torch._dynamo.reset()
+    product = torch.compile(spmm, backend="eager", fullgraph=True)
+    for size in (2, 3, 4, 6):  # which the tracer takes for symbols, from the second on
+        torch.testing.assert_close(product(BlockCOO.from_dense(dense, block_size=(size, 2)), B), dense @ B, **CLOSE)
+
+
+def _refused():
+    layers, voxels = _layers(), torch.tensor([[0, 4], [0, 5], [0, 0]])
+    line, weight = kernel_map(voxels, [6], batch_size=1, kernel_size=3), torch.randn(4, 3, 4)
+    product = layers["FullyConnectedTensorProduct"][0]
+    return {
+        "a statement": (lambda x: insum("C[i,k] += A[i,j] * B[j,k]", A=x, B=x), torch.randn(3, 4), True),
+        "SpMM": (layers["SpMM"][1], torch.randn(5, 3), True),
+        "BlockSparseLinear": (layers["BlockSparseLinear"][1], torch.randn(3, 15), True),
+        "a convolution": (lambda x: sparse_conv3d(x, weight, line), torch.randn(4, 4), True),
+        "read by Dynamo": (lambda x: sparse_conv3d(x, weight, "line"), torch.randn(3, 4), False),
+        "FullyConnectedTensorProduct": (lambda x: product(x, x[:, :3]), torch.randn(5, 8), False),
+    }
+
+
+@pytest.mark.parametrize("name", list(_refused()))
+def test_what_a_compiled_call_refuses_is_raised_as_by_any_other_call(name):
+    call, x, is_operator = _refused()[name]
+    with pytest.raises(InsumError) as ordinary:
+        call(x)
+    torch._dynamo.reset()
+    with pytest.raises(type(ordinary.value)) as compiled:
+        torch.compile(call, backend="eager")(x)
+    assert str(compiled.value) == str(ordinary.value)
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported) as whole:  # there is no such graph
+        torch.compile(call, backend="eager", fullgraph=True)(x)
+    words = str(ordinary.value).splitlines()[0]
+    assert str(whole.value).startswith(words) if is_operator else f"Message: {words}" in str(whole.value)
 
 
 def test_a_compiled_statement_follows_autocast_inside_of_what_is_compiled():

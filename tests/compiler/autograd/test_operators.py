@@ -5,7 +5,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from insum_ops import insum, nn
+from insum_ops import insum, nn, sddmm
 from insum_ops.compiler.autograd.operators import call, call_with_winners
 from insum_ops.formats import GroupCOO
 from insum_ops.formats.parts import parts_of
@@ -101,6 +101,47 @@ def test_exported_on_a_cpu_it_needs_nothing_of_ours():
     targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
     assert not [target for target in targets if "insum_ops" in str(target)]
     torch.testing.assert_close(program.module()(*given.values()), spmm(**given))
+
+
+class Sampled(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.X = torch.nn.Parameter(torch.randn(3, 2))
+        self.pattern = GroupCOO.from_dense(torch.eye(3, 4))
+
+    def forward(self, Y):
+        return sddmm(self.pattern, self.X, Y).values
+
+
+@pytest.mark.cpu
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated:FutureWarning")
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("kind", ["sddmm", "tensor product"])
+def test_an_exported_program_is_trained(kind, strict):
+    if kind == "sddmm":
+        module, given = Sampled(), (torch.randn(4, 2),)
+    else:
+        module = nn.FullyConnectedTensorProduct("2x0e+2x1o", "0e+1o", "2x0e+2x1o")
+        given = torch.randn(5, 8), torch.randn(5, 4)
+    program = torch.export.export(module, given, strict=strict).module()
+    for function in (program, module):
+        function(*given).square().sum().backward()
+    for one, other in zip(program.parameters(), module.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_size_of_an_exported_statement_has_no_bound(strict):
+    class Scattered(torch.nn.Module):
+        def forward(self, x, index):
+            return insum("Y[index[e],c] += x[e,c]", x=x, index=index, size=x.shape)
+
+    lengths = ({0: torch.export.Dim("n", min=2)},) * 2
+    given = torch.randn(3, 2), torch.tensor([2, 0, 2])
+    program = torch.export.export(Scattered(), given, dynamic_shapes=lengths, strict=strict)
+    x, index = torch.randn(5, 2), torch.tensor([4, 0, 4, 1, 1])
+    torch.testing.assert_close(program.module()(x, index), torch.zeros(5, 2).index_add(0, index, x))
 
 
 @pytest.mark.cpu

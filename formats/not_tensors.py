@@ -10,24 +10,29 @@ from ..close_names import close_name
 __all__ = ["NotTensor", "no_attribute"]
 
 REMEDIES = {  # what torch's and scipy's matrices have by these names
-    "todense": "to_dense()",
-    "toarray": "to_dense().numpy()",
-    "dense": "to_dense()",
-    "numpy": "to_dense().numpy()",
-    "t": "T",
-    "size": "shape",
-    "dim": "ndim",
-    "clone": "with_values(A.values.clone())",
-    "detach": "with_values(A.values.detach()), or insum_ops.nn.SpMM(A, trainable=True) to train it",
-    "requires_grad_": "with_values(A.values.requires_grad_())",
-    "requires_grad": "values.requires_grad",
-    "grad": "values.grad",
-    "data": "values",
-    "type": "to(dtype)",
-    "is_pinned": "values.is_pinned()",
-    "is_shared": "values.is_shared()",
-    "to_scipy": "to_torch(), whose indices and values scipy.sparse takes",
-    "coalesce": "itself, since conversion has merged its entries",
+    "todense": "A.to_dense()",
+    "toarray": "A.to_dense().numpy()",
+    "dense": "A.to_dense()",
+    "numpy": "A.to_dense().numpy()",
+    "t": "A.T",
+    "size": "A.shape",
+    "dim": "A.ndim",
+    "clone": "A.with_values(A.values.clone())",
+    "detach": "A.with_values(A.values.detach()), or insum_ops.nn.SpMM(A, trainable=True) to train it",
+    "requires_grad_": "A.with_values(A.values.requires_grad_())",
+    "requires_grad": "A.values.requires_grad",
+    "grad": "A.values.grad",
+    "data": "A.values",
+    "type": "A.to(dtype)",
+    "is_pinned": "A.values.is_pinned()",
+    "is_shared": "A.values.is_shared()",
+    "to_scipy": "A.to_torch(), whose indices and values scipy.sparse takes",
+    "coalesce": "A itself, since conversion has merged its entries",
+    "matmul": "insum_ops.spmm(A, B)",
+    "mm": "insum_ops.spmm(A, B)",
+    "mv": "insum_ops.spmm(A, b)",
+    "indices": "A.coords",
+    "sum": "A.to_dense().sum(...), or insum_ops.spmm(A, ones) for the sums of rows",
 }
 
 
@@ -36,8 +41,9 @@ def no_attribute(instance: object, name: str, called: str, remedies: Mapping[str
     problem = f"a {type(instance).__name__} has no {name}"
     if not name.startswith("_"):
         names = [attribute for attribute in dir(type(instance)) if not attribute.startswith("_")]
-        remedy = remedies.get(name) or close_name(name, names)
-        problem += f"; use {called}.{remedy}" if remedy else ""
+        close = close_name(name, names)
+        remedy = remedies.get(name) or (f"{called}.{close}" if close else "")
+        problem += f"; use {remedy}" if remedy else ""
     return AttributeError(problem, obj=instance)  # without a name, to which Python would add a guess of its own
 
 

@@ -32,6 +32,11 @@ __getattr__ = refuser(
         **{name: f"insum_ops.nn.{name}" for name in nn.__all__},
         **{name: f"insum_ops.formats.{name}" for name in formats.__all__},
         "einsum": "insum, with statements such as C[i,k] += A[i,j] * B[j,k]",
+        "scatter": "insum, with statements such as Out[G[e],c] += X[e,c] or Out[G[e],c] = max(X[e,c])",
+        "segment_csr": "insum, with a statement such as Out[G[e],c] += X[e,c] and the row of each entry in G",
+        "edge_softmax": "insum, with the statements of examples/graph_attention.py",
+        "sampled_addmm": "sddmm(A, X, Y), which is X @ Y.T at the entries of A",
+        "SparseTensor": "a torch sparse tensor, or the edges (edge_index, edge_weight), as spmm takes them",
     },
     f"it offers {', '.join(__all__)}, nn and formats",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -40,6 +41,24 @@ def test_an_attribute_of_a_module() -> None:
     )
     assert (
         words(AttributeError, lambda: insum_ops.groupcoo) == "insum_ops has no groupcoo; use insum_ops.formats.GroupCOO"
+    )
+
+
+def test_a_name_of_another_library_gets_what_to_write_instead() -> None:
+    for name, remedy in {
+        "ConvAlgo": "no algo: layers take the argument and ignore it",
+        "AddTable": "a + b",
+        "JoinTable": "a.replace_feature(torch.cat([a.features, b.features], 1))",
+        "SparseGlobalMaxPool": "insum('Out[G[n],c] = max(In[n,c])', In=x.features, G=x.indices[:, 0], size=...)",
+        "FullTensorProduct": "from_e3nn(o3.FullTensorProduct(...)).model",
+    }.items():
+        assert words(AttributeError, partial(getattr, nn, name)) == f"insum_ops.nn has no {name}; use {remedy}"
+    assert words(AttributeError, lambda: insum_ops.SparseTensor) == (
+        "insum_ops has no SparseTensor; use a torch sparse tensor, or the edges (edge_index, edge_weight), as spmm "
+        "takes them"
+    )
+    assert words(AttributeError, lambda: insum_ops.sampled_addmm) == (
+        "insum_ops has no sampled_addmm; use sddmm(A, X, Y), which is X @ Y.T at the entries of A"
     )
 
 

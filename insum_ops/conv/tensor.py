@@ -260,8 +260,12 @@ class SparseConvTensor(Moves, _Fields):
 
     @features.setter
     def features(self, features: Tensor) -> None:
-        if features is not self._features:  # copying a dataclass field by field sets the same ones
+        if features is self._features:  # copying a dataclass field by field sets the same ones
+            return
+        is_tensor = isinstance(features, Tensor)
+        if not is_tensor or features.shape != self._features.shape or features.dtype == self._features.dtype:
             raise OperandError("features of a SparseConvTensor are not set; write x = x.replace_feature(features)")
+        self._features = features  # the same ones in another type, as casting a dataclass field by field sets them
 
     @property
     def indices(self) -> Tensor:

@@ -88,6 +88,12 @@ def joined(batch: Sequence[SparseConvTensor]) -> SparseConvTensor:
             f"a batch holds grids of one spatial_shape, but here are {list(first)} and {list(other)}; give all samples "
             "the shape of the largest"
         )
+    channels = list(dict.fromkeys(x.features.shape[1] for x in batch))
+    if len(channels) > 1:
+        raise OperandError(
+            f"a batch holds features of one number of channels, but here are {channels[0]} and {channels[1]}; give all "
+            "samples the same"
+        )
     past, indices = 0, []
     for x in batch:
         own = x.indices.clone()

@@ -48,6 +48,9 @@ def read_irreps(name: str, irreps: object) -> Irreps:
         return o3.Irreps(irreps)
     except (ValueError, TypeError, AssertionError):  # e3nn asserts
         remedy = "write multiplicities, degrees and parities, as in '16x0e + 8x1o'"
+        kind = type(irreps)
+        if kind.__module__ != "builtins":  # irreps of cuequivariance, which print as those of e3nn do
+            remedy = f"it is {kind.__module__.partition('.')[0]}'s {kind.__name__}, so pass str({name})"
         raise OperandError(f"{name} is {irreps!r}, which e3nn can't read as irreps; {remedy}") from None
 
 

@@ -497,10 +497,10 @@ class BlockSparseLinear(NotScripted, nn.Module):
         if settled is not None and is_current and settled.hold():
             return
         if settled is None or not is_current or not settled.have_kept_values():
-            if not is_pattern(coords, self.grid):
-                return  # `make_weight_format` refuses it
             if is_current:
                 raise OperandError(OVERWRITTEN)
+            if not is_pattern(coords, self.grid):
+                return  # `make_weight_format` refuses it
         self._settled = ChangeGuards([coords])
         self._settled.keep_values()
 

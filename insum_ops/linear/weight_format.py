@@ -68,7 +68,8 @@ def make_weight_format(
         if not is_pattern(coords, grid):
             raise OperandError(
                 f"coords does not list blocks of a {list(grid)} grid in ascending order, as after to_empty(), which "
-                "fills nothing in; call reset_parameters(), set_pattern_(mask) or load a state_dict"
+                "fills nothing in, or an average over buffers; call reset_parameters(), set_pattern_(mask) or load a "
+                "state_dict, and average without coords"
             )
         pattern = coords.clone()
         rows, columns = pattern

@@ -337,6 +337,22 @@ def test_features_are_replaced_and_not_set():
     assert str(caught.value) == "features of a SparseConvTensor are not set; write x = x.replace_feature(features)"
 
 
+def test_casting_a_dataclass_field_by_field_casts_the_features():
+    """Lightning's precision plugins copy a dataclass and set each of its fields, floating-point tensors cast."""
+    x = cloud().float()
+    fields = {field.name: getattr(x, field.name) for field in dataclasses.fields(x)}
+    y = copy.deepcopy(x, memo={id(value): value for value in fields.values()})
+    for name, value in fields.items():
+        is_cast = isinstance(value, torch.Tensor) and value.is_floating_point()
+        setattr(y, name, value.double() if is_cast else value)
+    assert (y.features.dtype, x.features.dtype) == (torch.float64, torch.float32)
+    assert y.indices is x.indices
+    torch.testing.assert_close(y.dense(), x.dense().double(), rtol=0, atol=0)
+    for other in (x.features * 2, x.features[:-1].double(), None):
+        with pytest.raises(OperandError, match=r"^features of a SparseConvTensor are not set; "):
+            x.features = other
+
+
 @pytest.mark.parametrize("features", [None, numpy.ones((2, 4)), (torch.ones(2, 4), None)], ids=type)
 def test_features_are_replaced_by_a_tensor(features):
     with pytest.raises(OperandError) as caught:

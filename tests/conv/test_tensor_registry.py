@@ -109,6 +109,13 @@ def test_a_batch_holds_the_grids_one_after_another():
     assert torch.equal(first.indices, VOXELS)
 
 
+def test_features_of_two_widths_are_no_batch():
+    words = "a batch holds features of one number of channels, but here are 4 and 8; give all samples the same"
+    with pytest.raises(OperandError) as error:
+        default_collate([cloud().replace_feature(torch.ones(len(VOXELS), channels)) for channels in (4, 8)])
+    assert str(error.value) == words
+
+
 def test_grids_of_two_shapes_are_no_batch():
     words = (
         "a batch holds grids of one spatial_shape, but here are [8, 8, 8] and [9, 8, 8]; give all samples "

@@ -32,6 +32,15 @@ IRREPS = ("2x0e + 2x1o", "0e + 1o", "2x0e + 2x1o")
 LINES = dict(zip(("irreps_in1", "irreps_in2", "irreps_out"), IRREPS))
 
 
+class Irreps:
+    """Those of another library, which print as e3nn's do."""
+
+    __module__ = "cuequivariance.group_theory"
+
+    def __repr__(self) -> str:
+        return "4x0e"
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -39,6 +48,11 @@ LINES = dict(zip(("irreps_in1", "irreps_in2", "irreps_out"), IRREPS))
             dict(irreps_in1="2x0q"),
             "irreps_in1 is '2x0q', which e3nn can't read as irreps; "
             "write multiplicities, degrees and parities, as in '16x0e + 8x1o'",
+        ),
+        (
+            dict(irreps_in2=Irreps()),
+            "irreps_in2 is 4x0e, which e3nn can't read as irreps; "
+            "it is cuequivariance's Irreps, so pass str(irreps_in2)",
         ),
         (dict(layout="mul"), "layout is 'mul'; choose one of 'mul_ir', 'ir_mul'"),
         (

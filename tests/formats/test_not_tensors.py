@@ -59,19 +59,22 @@ def test_a_format_is_neither_indexed_nor_iterated() -> None:
 @pytest.mark.parametrize(
     ("name", "instead"),
     [
-        ("todense", "to_dense()"),
-        ("toarray", "to_dense().numpy()"),
-        ("t", "T"),
-        ("requires_grad_", "with_values(A.values.requires_grad_())"),
-        ("grad", "values.grad"),
-        ("is_shared", "values.is_shared()"),
-        ("to_scipy", "to_torch(), whose indices and values scipy.sparse takes"),
-        ("from_numpy_dense", "from_dense"),
-        ("to_densse", "to_dense"),
+        ("todense", "A.to_dense()"),
+        ("toarray", "A.to_dense().numpy()"),
+        ("t", "A.T"),
+        ("requires_grad_", "A.with_values(A.values.requires_grad_())"),
+        ("grad", "A.values.grad"),
+        ("is_shared", "A.values.is_shared()"),
+        ("to_scipy", "A.to_torch(), whose indices and values scipy.sparse takes"),
+        ("coalesce", "A itself, since conversion has merged its entries"),
+        ("matmul", "insum_ops.spmm(A, B)"),
+        ("indices", "A.coords"),
+        ("from_numpy_dense", "A.from_dense"),
+        ("to_densse", "A.to_dense"),
     ],
 )
 def test_names_of_torch_and_scipy_are_translated(name: str, instead: str) -> None:
-    assert_says(AttributeError, f"a GroupCOO has no {name}; use A.{instead}", lambda: getattr(A, name))
+    assert_says(AttributeError, f"a GroupCOO has no {name}; use {instead}", lambda: getattr(A, name))
 
 
 def test_a_name_like_no_other() -> None:

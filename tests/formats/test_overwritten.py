@@ -30,8 +30,9 @@ BLOCKS = (
     "AveragedModel does with use_buffers=False"
 )
 NONSENSE = (
-    "coords does not list blocks of a [6, 6] grid in ascending order, as after to_empty(), which fills nothing in; "
-    "call reset_parameters(), set_pattern_(mask) or load a state_dict"
+    "coords does not list blocks of a [6, 6] grid in ascending order, as after to_empty(), which fills nothing in, or "
+    "an average over buffers; call reset_parameters(), set_pattern_(mask) or load a state_dict, and average without "
+    "coords"
 )
 AVERAGES = {
     "mean": dict,

@@ -216,8 +216,9 @@ def test_memory_without_a_pattern_is_not_multiplied(found):
     layer = BlockSparseLinear(64, 64, 16, 0.25, device="meta").to_empty(device="cpu")
     layer.coords.fill_(found)
     words = (
-        "coords does not list blocks of a [4, 4] grid in ascending order, as after to_empty(), which fills nothing in; "
-        "call reset_parameters(), set_pattern_(mask) or load a state_dict"
+        "coords does not list blocks of a [4, 4] grid in ascending order, as after to_empty(), which fills nothing in, "
+        "or an average over buffers; call reset_parameters(), set_pattern_(mask) or load a state_dict, and average "
+        "without coords"
     )
     for call in (lambda: layer(torch.ones(2, 64)), layer.to_dense, lambda: layer.prune_(0.1)):
         assert_says(OperandError, words, call)
@@ -293,6 +294,7 @@ def test_a_pattern_written_over_itself_is_kept_and_another_one_refused():
     layer(x)
     assert layer._weight_format.form is known
     assert_matches(layer(x), x @ dense_weight(layer).T + layer.bias)
-    layer.coords[1] = layer.coords[1].flip(0)
-    with pytest.raises(OperandError, match=r"^coords was overwritten with another pattern"):
-        layer(x)
+    for other in (layer.coords[1].flip(0), torch.zeros(4)):  # another pattern, and none, as rounded averages may be
+        layer.coords[1] = other
+        with pytest.raises(OperandError, match=r"^coords was overwritten with another pattern"):
+            layer(x)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..compiler import gradients_key, owned, planned, refuse_transforms, replay_first, runs_at_once
+from ..compiler import below_autograd, gradients_key, owned, planned, refuse_transforms, replay_first
 from ..formats.torch_state import PLAIN, transforms, uncompiled
 from ..formats.voxels.kernel_map import KernelMap
 from ..formats.voxels.map_operators import voxel_library
@@ -124,10 +124,8 @@ def _differentiable(features: Tensor, weight: Tensor, bias: Tensor | None, *rest
     *parts, is_swapped = rest
     over, tensors = Over(*parts), (features, weight) if bias is None else (features, weight, bias)
     if not refuse_transforms("a convolution", tensors):
-        if runs_at_once(tensors):
-            return _run(features, weight, bias, *rest)
-        with torch._C._AutoDispatchBelowAutograd():
-            return voxel_convolution(features, weight, bias, *rest)  # type: ignore[no-any-return]
+        arguments = features, weight, bias, *rest
+        return below_autograd(voxel_convolution, _run, tensors, *arguments)  # type: ignore[no-any-return]
     return _Convolution.apply(features, weight, bias, over, is_swapped)  # type: ignore[no-any-return]
 
 
@@ -135,11 +133,9 @@ def _differentiable_gradients(dOut: Tensor, features: Tensor, weight: Tensor, *r
     """The gradients for autograd: where theirs are wanted in turn, each is an operator of its own."""
     *parts, is_swapped, wanted = rest
     over = Over(*parts)
-    if not refuse_transforms("the gradient of a convolution", [dOut, features, weight]):
-        if runs_at_once([dOut, features, weight]):
-            return _run_gradients(dOut, features, weight, *rest)
-        with torch._C._AutoDispatchBelowAutograd():
-            return voxel_gradients(dOut, features, weight, *rest)  # type: ignore[no-any-return]
+    tensors = dOut, features, weight
+    if not refuse_transforms("the gradient of a convolution", tensors):
+        return below_autograd(voxel_gradients, _run_gradients, tensors, *tensors, *rest)  # type: ignore[no-any-return]
     grads = list[Tensor]()
     if wanted[0]:
         grads.append(voxel_convolution(dOut, weight, None, *over.backwards, not is_swapped).to(features.dtype))

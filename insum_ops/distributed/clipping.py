@@ -9,8 +9,9 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn.utils import get_total_norm
 
 from ..formats.torch_state import default_dtype
+from .placed import full
 from .rows import SplitSpMM
-from .whole import full, mesh_of_layer, split_layers_of, together
+from .whole import mesh_of_layer, split_layers_of, together
 
 __all__ = ["clip_grad_norm_"]
 

@@ -89,13 +89,13 @@ def padded_product(
         raise ShapeError(
             f"x is {list(x.shape)} but in_features is {in_features}; its last dimension must be in_features"
         )
+    if x.device != W.device:
+        raise OperandError(f"x is on {x.device} but the layer is on {W.device}; move one with .to()")
     if is_autocast_enabled(x.device.type):
         if bias is not None and bias.dtype == torch.float32:
             bias = bias.to(autocast_dtype(x.device.type))  # here: expanded, it would be copied in full
     elif x.dtype != W.dtype:
         raise OperandError(f"x is {x.dtype} but the weight is {W.dtype}; convert one with .to(), or use autocast")
-    if x.device != W.device:
-        raise OperandError(f"x is on {x.device} but the layer is on {W.device}; move one with .to()")
     check_blocks(W.values, coords, block_size)
     height, width = W.shape
     if width != in_features:

@@ -17,7 +17,7 @@ from insum_ops.compiler.reference import groups
 from insum_ops.compiler.reference.faster import Way
 from insum_ops.compiler.reference.lower import lower, placeholders
 from insum_ops.compiler.reference.program import program_for, ways_for
-from insum_ops.compiler.reference.rows import _ORDERS, weighted_row_sums
+from insum_ops.compiler.reference.rows import weighted_row_sums
 
 pytestmark = pytest.mark.cpu
 
@@ -174,28 +174,14 @@ def test_an_index_that_is_written_to_is_sorted_anew() -> None:
         index[5] = 0
 
 
-@pytest.mark.parametrize("columns", [9, 300])
-def test_a_new_index_is_sorted_when_it_is_used_again_or_where_rows_are_wide(columns: int) -> None:
-    X, V = torch.rand(50, columns), torch.rand(2000)
-    rows, chosen = torch.randint(40, (2000,)), torch.randint(50, (2000,))
-    expected = torch.zeros(40, columns, dtype=torch.float64).index_add(
-        0, rows, V[:, None].double() * X[chosen].double()
-    )
-    for is_sorted in (columns == 300, True, True):
-        result = weighted_row_sums(X, chosen, V, rows, 40, False)
-        torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=1e-5)
-        (kept,) = vars(chosen)[_ORDERS]
-        assert (kept.entries is not None) is is_sorted
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_products_of_rows_that_are_added_as_they_come_are_not_rounded(dtype: torch.dtype) -> None:
     eps = torch.finfo(dtype).eps
-    X = torch.tensor([1 + eps, -1 - 2 * eps], dtype=dtype)[:, None].expand(2, 9).contiguous()
+    X = torch.tensor([1 + eps, -1 - 2 * eps], dtype=dtype)[:, None].expand(2, 4).contiguous()
     V, rows, chosen = torch.tensor([1 + eps, 1, 1], dtype=dtype), torch.tensor([1, 0, 1]), torch.tensor([0, 0, 1])
     result = weighted_row_sums(X, chosen, V, rows, 2, False)
     assert result.dtype == dtype
-    assert result[1].tolist() == [eps**2] * 9  # 0 if (1 + eps)^2 is rounded before
+    assert result[1].tolist() == [eps**2] * 4  # 0 if (1 + eps)^2 is rounded before
 
 
 def test_one_index_may_choose_rows_and_columns() -> None:

@@ -6,19 +6,40 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from .errors import FormatError
-from .guard import is_real
-from .torch_state import INTERPRETED
+from .guard import is_real, may_keep
+from .torch_state import INTERPRETED, OLDEST_GPU
 
-__all__ = ["FixedKernel"]
+try:
+    import triton
+except ImportError:  # not on Linux, say: torch's operations do what kernels would
+    triton = None
+
+__all__ = ["FixedKernel", "compiles_for", "runs_kernels"]
 
 SEVERAL_GPUS = torch.cuda.device_count() > 1
 INT32 = 2**31
 
 Runner = Callable[..., None]
+
+_young: dict[torch.device, bool] = {}  # not functools.cache, about which a tracer warns
+
+
+def compiles_for(device: torch.device) -> bool:
+    """Return whether Triton compiles for a GPU, asked once for each."""
+    if device.type != "cuda" or triton is None:
+        return False
+    is_young = _young.get(device)
+    if is_young is None:
+        is_young = _young[device] = torch.cuda.get_device_capability(device) >= OLDEST_GPU
+    return is_young
+
+
+def runs_kernels(*tensors: Tensor) -> bool:
+    """Return whether kernels take these tensors: their GPU runs them, and nobody traces or transforms the call."""
+    return compiles_for(tensors[0].device) and may_keep(*tensors)
 
 
 class FixedKernel:
@@ -42,15 +63,23 @@ class FixedKernel:
             return
         device = tensors[0].device.index
         pointers = [tensor.data_ptr() for tensor in tensors]
-        key = self.key(device, pointers, tensors, numbers, constants)
-        runner = self.runners.get(key)
         if SEVERAL_GPUS and device != torch.cuda.current_device():
             with torch.cuda.device(device):
-                runner = runner or self.compiled(key, tensors, numbers, constants)
-                runner(*grid, *pointers, *numbers, *constants)
+                self.runner(pointers, tensors, numbers, constants)(*grid, *pointers, *numbers, *constants)
         else:
-            runner = runner or self.compiled(key, tensors, numbers, constants)
-            runner(*grid, *pointers, *numbers, *constants)
+            self.runner(pointers, tensors, numbers, constants)(*grid, *pointers, *numbers, *constants)
+
+    def load(self, tensors: Sequence[Tensor], numbers: Sequence[int], constants: tuple[Any, ...]) -> None:
+        """Load the kernel that a call would launch: none can be loaded while a CUDA graph is captured."""
+        if not INTERPRETED:
+            self.runner([tensor.data_ptr() for tensor in tensors], tensors, numbers, constants)
+
+    def runner(
+        self, pointers: Sequence[int], tensors: Sequence[Tensor], numbers: Sequence[int], constants: tuple[Any, ...]
+    ) -> Runner:
+        """Return what launches the kernel for arguments like these on their device, which is the current one."""
+        key = self.key(tensors[0].device.index, pointers, tensors, numbers, constants)
+        return self.runners.get(key) or self.compiled(key, tensors, numbers, constants)
 
     def key(
         self,

@@ -32,7 +32,7 @@ LOADS_SOURCE = {
 # which hold the caches of all folders, and which finds close matches for the names of all: they import none of them
 LEAVES = ("insum_ops.lru_cache", "insum_ops.identity_cache", "insum_ops.close_names")
 # the only parts of formats that the compiler imports
-SHARED = tuple([f"insum_ops.formats.{name}" for name in ("guard", "facts", "parts", "torch_state")])
+SHARED = tuple([f"insum_ops.formats.{name}" for name in ("guard", "facts", "fixed_kernel", "parts", "torch_state")])
 ROOMS = tuple(
     f"insum_ops.compiler.{name}"
     for name in ("language", "binding", "reference", "planning", "codegen", "runtime", "tuning", "autograd")

@@ -11,6 +11,7 @@ A file imports only from those above it.
     copies        the sum of copies of an output, as a kernel of its own
     joint         the launch of a kernel with several outputs
     plan          a recorded run to a launch plan: guards, then a line for each step
+    range_kernel  the kernel that reads the range of an index tensor
     ranges        index values against the dimensions they point into, read once per tensor and remembered
     group_kernels  the kernels that put positions into tiles of equal value
     group_tables  the positions of an index tensor in tiles of equal value, remembered with the tensor

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...formats.guard import KeptGuard, Unsaved, address_of, may_keep
+from ...formats.fixed_kernel import FixedKernel
+from ...formats.guard import KeptGuard, Unsaved, may_keep
 from ...formats.torch_state import is_captured, is_deterministic
 from ..planning import number_of_tiles
-from .enqueue import Runner, enqueue
-from .launch import INTERPRETED, SEVERAL_GPUS, TRITON_VERSION, on_device
+from .launch import INTERPRETED, SEVERAL_GPUS, on_device
 from .ranges import remember_range, remember_segments
 from .recording import active, paused
 
@@ -45,12 +45,11 @@ MOST_HOT = 8192  # elements of a program's positions by groups, which registers 
 ALIGNED = 4  # numbers in 16 bytes: the parts of a table begin there, which is all that kernels are built for
 
 GroupTables = tuple[Tensor, Tensor, Tensor]  # positions [T, Q] or [T], values [T], pointers [V+1]
-_Launch = tuple[
-    Any, int, Sequence[Tensor], Sequence[int], Sequence[int]
-]  # kernel, programs, tensors, numbers, constants
+# kernel, programs, tensors, numbers, constants
+_Launch = tuple[FixedKernel, int, Sequence[Tensor], Sequence[int], tuple[Any, ...]]
 
-_runners: dict[tuple[object, ...], Runner] = {}  # of the kernels that make tables, a few for each kind of index tensor
-_loaded: set[tuple[object, ...]] = set()  # kinds of which all kernels are there that a captured graph may need
+if kernels is not None:
+    COMPARE, COUNT, SCAN, PLACE = map(FixedKernel, (kernels.compare, kernels.count, kernels.scan, kernels.place))
 
 
 class _Groups(KeptGuard):
@@ -89,23 +88,14 @@ class _Renewable(Unsaved):
 
     def make(self, index: Tensor, may_skip: bool) -> None:
         """Make the tables; if `may_skip`, only if the index tensor is not what they were made of."""
-        kind = _kind_of(index)
-        for launch in self.launches(index, may_skip):
-            kernel, programs, tensors, numbers, constants = launch
-            if INTERPRETED:
-                kernel[(programs,)](*tensors, *numbers, *constants)
-            else:
-                pointers = [address_of(tensor) for tensor in tensors]
-                _built(kind, launch)(programs, [*pointers, *numbers, *constants])
+        for kernel, programs, tensors, numbers, constants in self.launches(index, may_skip):
+            kernel((programs, 1), tensors, numbers, constants)
 
     def load(self, index: Tensor) -> None:
         """Prepare for being made again by a captured graph: no kernel can be loaded while it is captured."""
         self.flags = torch.zeros(2, dtype=torch.int32, device=index.device)  # alone: to write them changes no table
-        kind = _kind_of(index)
-        if not INTERPRETED and (*kind, self.tile, self.few) not in _loaded:
-            for launch in self.launches(index, True):
-                _built(kind, launch)
-            _loaded.add((*kind, self.tile, self.few))
+        for kernel, _, tensors, numbers, constants in self.launches(index, True):
+            kernel.load(tensors, numbers, constants)
 
     def launches(self, index: Tensor, may_skip: bool) -> Iterator[_Launch]:
         """Yield the kernels that make the tables, in order."""
@@ -114,30 +104,12 @@ class _Renewable(Unsaved):
         programs, along = -(-length // block), (length, stride, groups)
         flags, counts = self.flags, self.counts
         if may_skip:
-            yield kernels.compare, -(-length // BLOCK), (flags, index, self.seen), (length, stride), (BLOCK,)
+            yield COMPARE, -(-length // BLOCK), (flags, index, self.seen), (length, stride), (BLOCK,)
         counted = flags, index, counts, self.memory
-        yield kernels.count, programs, counted, (*along, self.filled), (self.few, may_skip, block)
-        yield kernels.scan, 1, (flags, counts, self.starts, self.slots), (groups,), (self.tile, may_skip, LONG_BLOCK)
+        yield COUNT, programs, counted, (*along, self.filled), (self.few, may_skip, block)
+        yield SCAN, 1, (flags, counts, self.starts, self.slots), (groups,), (self.tile, may_skip, LONG_BLOCK)
         tensors = flags, index, self.seen, self.slots, self.positions, self.values
-        yield kernels.place, programs, tensors, along, (self.tile, self.few, may_skip, block)
-
-
-def _kind_of(index: Tensor) -> tuple[object, ...]:
-    """Return all that kernels are built for of an index tensor, beside constants; their own memory is aligned."""
-    return index.device, index.dtype, address_of(index) % 16 == 0, index.stride(0) >= 2**31
-
-
-def _built(kind: tuple[object, ...], launch: _Launch) -> Runner:
-    """Return what puts a kernel on the stream; it costs the host a fraction of what Triton's own call does."""
-    kernel, programs, tensors, numbers, constants = launch
-    key = kernel, *kind, *constants
-    runner = _runners.get(key)
-    if runner is None:
-        binary = kernel.warmup(*tensors, *numbers, *constants, grid=(programs,))
-        binary[(programs, 1, 1)]  # loads it onto the device
-        stream_of = triton.runtime.driver.active.get_current_stream
-        runner = _runners[key] = enqueue(binary, tensors[0].device.index, stream_of, TRITON_VERSION)
-    return runner
+        yield PLACE, programs, tensors, along, (self.tile, self.few, may_skip, block)
 
 
 def group_tables(index: Tensor, count: int, tile: int, keeps_order: bool = False) -> GroupTables:

@@ -8,11 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...formats.fixed_kernel import FixedKernel, compiles_for
 from ...formats.guard import KeptGuard, guard_expression, may_keep
 from ...formats.torch_state import is_captured
 from ..binding import Bound, Pointed, SparseFormat
 from ..language import IndexRangeError
 from .recording import paused
+
+try:
+    from . import range_kernel
+except ImportError:  # no Triton, not on Linux: torch's operations read ranges
+    range_kernel = None  # type: ignore[assignment]
 
 __all__ = [
     "ascends",
@@ -27,6 +33,10 @@ __all__ = [
 ]
 
 _SEGMENTS = "_insum_segments"
+BLOCK, PROGRAMS = 1024, 1024  # positions that a program reads at once, and most programs; not measured
+
+if range_kernel is not None:
+    FAR, SURVEY = range_kernel.FAR, FixedKernel(range_kernel.survey_index)
 
 
 class _Range(KeptGuard):
@@ -44,32 +54,65 @@ class _Range(KeptGuard):
 def read_ranges(indices: Sequence[Tensor], ordered: Collection[int] = ()) -> list[tuple[int, int]]:
     """Return the smallest and the largest value of each tensor, `(0, -1)` if it has none, and keep them with it.
 
-    Of those at the places `ordered` it is kept too whether they ascend. However many tensors there are, the host waits
-    once for each device.
+    Of those at the places `ordered` it is kept too whether they ascend; on a GPU, of all. However many tensors there
+    are, the host waits once for each device.
     """
     kept = [_new_range(index) for index in indices]  # before they are read: another thread may write to them
     values = [(0, -1)] * len(indices)
-    by_device: dict[torch.device, dict[Any, list[int]]] = {}
+    by_device: dict[torch.device, list[int]] = {}
     for at, index in enumerate(indices):
         if index.numel():
-            tables = by_device.setdefault(index.device, {})
-            tables.setdefault((index.shape, index.dtype, at in ordered), []).append(at)
-    for tables in by_device.values():
+            by_device.setdefault(index.device, []).append(at)
+    for places in by_device.values():
         with paused():
-            kinds = [([indices[at] for at in places], is_asked) for (_, _, is_asked), places in tables.items()]
-            parts = [part for kind in kinds for part in _bounds(*kind)]
-            read = iter(torch.cat(parts).tolist())
-        for (_, _, is_asked), places in tables.items():
-            lowest, highest = [next(read) for _ in places], [next(read) for _ in places]
-            for at, *bounds in zip(places, lowest, highest):
-                values[at] = bounds[0], bounds[1]
-            for at in places if is_asked else ():
-                answer, own = bool(next(read)), kept[at]
-                if own is not None:
-                    own.ascends = answer
+            read = _read([indices[at] for at in places], [at in ordered for at in places])
+        for at, (low, high, is_ascending) in zip(places, read):
+            values[at], new_range = (low, high), kept[at]
+            if new_range is not None:
+                new_range.ascends = is_ascending
     for index, new_range, own_values in zip(indices, kept, values):
         _keep(index, new_range, own_values)
     return values
+
+
+def _read(indices: Sequence[Tensor], asked: Sequence[bool]) -> list[tuple[int, int, bool | None]]:
+    """Return the smallest and the largest value of tensors on one device, and whether they ascend; None: not `asked`.
+
+    The host waits once.
+    """
+    if range_kernel is not None and compiles_for(indices[0].device) and may_keep(*indices):
+        return read_by_kernel(indices)
+    tables: dict[Any, list[int]] = {}
+    for at, index in enumerate(indices):
+        tables.setdefault((index.shape, index.dtype, asked[at]), []).append(at)
+    kinds = [([indices[at] for at in places], is_asked) for (*_, is_asked), places in tables.items()]
+    parts = [part for kind in kinds for part in _bounds(*kind)]
+    numbers = iter(torch.cat(parts).tolist())
+    found: dict[int, tuple[int, int, bool | None]] = {}
+    for (*_, is_asked), places in tables.items():
+        lowest, highest = [next(numbers) for _ in places], [next(numbers) for _ in places]
+        answers = [bool(next(numbers)) for _ in places] if is_asked else [None] * len(places)
+        found.update(zip(places, zip(lowest, highest, answers)))
+    return [found[at] for at in range(len(indices))]
+
+
+def read_by_kernel(indices: Sequence[Tensor]) -> list[tuple[int, int, bool | None]]:
+    """Return what `_read` does by a short launch for each tensor; None for the order of one of several dimensions."""
+    results = torch.zeros(3 * len(indices), dtype=torch.int64, device=indices[0].device)
+    for place, index in enumerate(indices):
+        flat = index if index.ndim == 1 else index.reshape(-1)
+        length = len(flat)
+        grid = min(-(-length // BLOCK), PROGRAMS), 1
+        SURVEY(grid, (results, flat), (length, flat.stride(0), place), (BLOCK,))
+    numbers = results.tolist()
+    return [
+        (
+            range_kernel.FAR - numbers[at],
+            numbers[at + 1] - range_kernel.FAR,
+            numbers[at + 2] == 0 if index.ndim == 1 else None,
+        )
+        for at, index in zip(range(0, len(numbers), 3), indices)
+    ]
 
 
 def _bounds(indices: Sequence[Tensor], is_ordered: bool) -> list[Tensor]:

@@ -22,7 +22,8 @@ from ..formats.convert import (
 )
 from ..formats.guard import may_keep
 from ..formats.sparse_format import SparseFormat
-from ..formats.torch_state import is_grad_enabled, is_transformed
+from ..formats.torch_state import is_captured, is_grad_enabled, is_transformed
+from .listed import YOUNG, Listed, list_entries, may_list
 
 __all__ = ["Arranged", "Merged", "arrange", "arrange_edges", "arrange_listed"]
 
@@ -40,9 +41,21 @@ class Arranged:
     pattern: SparseFormat
     source: Tensor | None  # [P*Q]  which entry each slot holds, any for padding; None: slot e holds entry e
     memory: dict[Any, Any] = field(init=False)  # the pattern's launch plans: nobody else can change its coordinates
+    uses: int = 1  # products with a pattern whose entries are as listed
 
     def __post_init__(self) -> None:
         self.memory = self.pattern.memory
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether entries are in the order of their source, not yet sorted into a format."""
+        return type(self.pattern) is Listed
+
+    def stays_listed(self) -> bool:
+        """Count one more product with a pattern as listed; return whether it is one too, and not of a format."""
+        if not is_captured(self.pattern.device):  # when nothing can be converted
+            self.uses += 1
+        return self.uses <= YOUNG and may_list(self.pattern.device)
 
     def fill(self, values: Tensor) -> SparseFormat:
         """Return the format over `values` [E, *block_size], in the order of the source; differentiable."""
@@ -162,9 +175,17 @@ def arrange_listed(
     return arrange(merged[0], values.new_zeros(()).expand(merged[0].shape[1]), shape, None), merged
 
 
-def arrange_edges(edge_index: Tensor, sizes: tuple[int, int], refuse: Callable[[], NoReturn]) -> Arranged:
-    """Lay the edges of a graph out as a matrix [targets, sources]; `refuse` raises if one names an absent node."""
+def arrange_edges(
+    edge_index: Tensor, sizes: tuple[int, int], refuse: Callable[[], NoReturn], is_young: bool = False
+) -> Arranged:
+    """Lay the edges of a graph out as a matrix [targets, sources]; `refuse` raises if one names an absent node.
+
+    If the graph `is_young` its edges stay as they are listed.
+    """
     nothing = torch.zeros((), device=edge_index.device).expand(edge_index.shape[1])
+    if is_young:
+        columns, rows = edge_index.clone(memory_format=torch.contiguous_format).unbind(0)
+        return Arranged(list_entries(rows, columns, nothing, (sizes[1], sizes[0]), refuse), None)
     return arrange_listed((edge_index[1], edge_index[0]), nothing, (sizes[1], sizes[0]), refuse)[0]
 
 

@@ -20,6 +20,7 @@ from ..formats.sparse_format import SparseFormat
 from ..formats.torch_state import is_forward_mode, is_grad_enabled, is_wrapped
 from ..identity_cache import ByIdentity
 from .arrange import Arranged, arrange_edges
+from .listed import may_list
 
 __all__ = ["Edges", "edges_of", "traced_edges"]
 
@@ -90,19 +91,23 @@ class Edges:
         return entries
 
 
-def edges_of(A: tuple[Any, ...], name: str, size: tuple[int, int] | None) -> Edges:
+def edges_of(A: tuple[Any, ...], name: str, size: tuple[int, int] | None, may_be_young: bool = False) -> Edges:
     """Return the edges of (edge_index, edge_weight, size), cached while edge_index does not change.
 
-    `size` (sources, targets) is for a tuple without one. Without either, the nodes are those that edge_index names.
+    `size` (sources, targets) is for a tuple without one. Without either, the nodes are those that edge_index names. If
+    they `may_be_young`, edges that are new are left as they are listed, until they were asked for several times.
     """
     check_graph(A, name)
     edge_index = A[0]
     sizes = size if len(A) == 2 or A[2] is None else _checked_sizes(A[2])
     by_size = _edges.get(edge_index)
     edges = None if by_size is None else by_size.get(sizes)
+    is_young = may_be_young
     if edges is not None and edges.is_of(edge_index):
-        return edges
-    edges = _arranged_edges(edge_index, sizes)
+        if not edges.arranged.is_listed or (may_be_young and edges.arranged.stays_listed()):
+            return edges
+        is_young = False
+    edges = _arranged_edges(edge_index, sizes, is_young)
     if edges.guard is not None and may_keep(*edges.arranged.parts):
         if by_size is None or len(by_size) >= SIZES or not all(e.is_of(edge_index) for e in by_size.values()):
             by_size = {}
@@ -185,7 +190,7 @@ def _checked_sizes(size: Any) -> tuple[int, int]:
 
 
 @outside_transforms()
-def _arranged_edges(edge_index: Tensor, sizes: tuple[int, int] | None) -> Edges:
+def _arranged_edges(edge_index: Tensor, sizes: tuple[int, int] | None, is_young: bool) -> Edges:
     """Return the edges as a format; refuse an edge_index of another type or shape, or that names an absent node."""
     check_edge_index(edge_index)
     if edge_index.is_meta:
@@ -194,7 +199,8 @@ def _arranged_edges(edge_index: Tensor, sizes: tuple[int, int] | None) -> Edges:
     if sizes is None:
         nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
         sizes = nodes, nodes
-    return Edges(arrange_edges(edge_index, sizes, partial(_refuse_edges, edge_index, sizes)), guard)
+    refuse = partial(_refuse_edges, edge_index, sizes)
+    return Edges(arrange_edges(edge_index, sizes, refuse, is_young and may_list(edge_index.device)), guard)
 
 
 def _refuse_edges(edge_index: Tensor, sizes: tuple[int, int]) -> NoReturn:

@@ -176,7 +176,7 @@ def _spmm(A: Any, B: Tensor, reduce: str) -> Tensor:
             trained = trained_source(A, B)
             if trained is not None:
                 return _trained(*trained, B)
-        form = as_format(A, B)
+        form = as_format(A, B, reduce)
     if len(form.shape) != 2:
         raise ShapeError(f"A is a {type(form).__name__} of shape {list(form.shape)}; pass a matrix")
     if B.ndim > 3:
@@ -438,12 +438,12 @@ def _sddmm(pattern: Any, X: Tensor, Y: Tensor) -> Any:
                 f"pattern is a {pattern.layout} tensor, and torch makes none inside a graph; pass "
                 "insum_ops.formats.GroupCOO.from_torch(pattern), whose result holds its values as a dense tensor"
             )
-        source = sparse_source(pattern, "pattern")
+        source = sparse_source(pattern, "pattern", may_be_young=True)
         with outside_modes(pattern):
             alone = pattern.detach()
         return source.like(alone, source.arranged.read(_sampled(source.arranged.pattern, X, Y)))
     if isinstance(pattern, tuple):
-        edges = edges_of(pattern, "pattern", (Y.shape[0], X.shape[0]))
+        edges = edges_of(pattern, "pattern", (Y.shape[0], X.shape[0]), may_be_young=True)
         return edges.arranged.read(_sampled(edges.arranged.pattern, X, Y))
     remedy = "a format of insum_ops.formats, a torch sparse tensor or (edge_index, edge_weight, size)"
     if hasattr(pattern, "tocoo"):

@@ -21,19 +21,20 @@ from .torch_sparse import SparseSource, remembered_format, sparse_source
 __all__ = ["as_format", "trained_source"]
 
 
-def as_format(A: Any, B: Tensor | None = None) -> SparseFormat:
+def as_format(A: Any, B: Tensor | None = None, reduce: str = "") -> SparseFormat:
     """Return the format of a matrix A of any kind.
 
-    The dtype, size or device that A leaves open is that of B, the dense tensor that it multiplies. Raises OperandError
-    or ShapeError if A is no sparse matrix.
+    The dtype, size or device that A leaves open is that of B, the dense tensor that it multiplies. `reduce` is what
+    becomes of a row's products in a call that needs the format but once: then that of a new pattern may be its entries
+    as they are listed. Raises OperandError or ShapeError if A is no sparse matrix.
     """
     if isinstance(A, SparseFormat):
         return A
     if isinstance(A, Tensor):
-        return remembered_format(A) or sparse_source(A, "A").format(A)
+        return remembered_format(A) or sparse_source(A, "A", reduce != "", reduce == "sum").format(A)
     if isinstance(A, tuple):
         dtype = B.dtype if B is not None and B.dtype in VALUE_DTYPES else default_dtype()
-        return edges_of(A, "A", _size(B)).format(A[1], dtype)
+        return edges_of(A, "A", _size(B), reduce != "").format(A[1], dtype)
     if hasattr(A, "tocoo"):
         return _from_scipy(A, None if B is None else B.device)
     raise OperandError(
@@ -45,9 +46,9 @@ def as_format(A: Any, B: Tensor | None = None) -> SparseFormat:
 def trained_source(A: Any, B: Tensor) -> tuple[Tensor, SparseSource | Edges] | None:
     """Return the tensor that lists A's values and their source, or None if no gradient is wanted for it."""
     if isinstance(A, Tensor):
-        return (A, sparse_source(A, "A")) if A.requires_grad else None
+        return (A, sparse_source(A, "A", may_be_young=True)) if A.requires_grad else None
     if isinstance(A, tuple) and len(A) > 1 and isinstance(A[1], Tensor) and A[1].requires_grad:
-        return A[1], edges_of(A, "A", _size(B))
+        return A[1], edges_of(A, "A", _size(B), may_be_young=True)
     return None
 
 

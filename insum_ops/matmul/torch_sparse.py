@@ -33,6 +33,7 @@ from ..formats.sparse_format import SparseFormat
 from ..formats.torch_state import is_free, is_grad_enabled, is_transformed, modes, wants_gradient
 from ..identity_cache import ByIdentity
 from .arrange import Arranged, Merged, arrange_listed
+from .listed import list_entries, may_list
 
 __all__ = [
     "SparseSource",
@@ -117,6 +118,8 @@ def remembered_source(A: Tensor) -> SparseSource | None:
     if kept is None or kept[0]() is not A:
         return None
     source = kept[1]  # `_sources.get` and `is_of`, inlined: every call comes here
+    if source.arranged.is_listed:  # whose products are counted
+        return None
     guard = source.guard
     if guard is not None and source.filled is not None and guard.holds_for(A):
         return source
@@ -136,17 +139,23 @@ def remembered_format(A: Tensor) -> SparseFormat | None:
     return None if source is None or (A.requires_grad and is_grad_enabled()) else source.filled
 
 
-def sparse_source(A: Tensor, name: str) -> SparseSource:
+def sparse_source(A: Tensor, name: str, may_be_young: bool = False, may_repeat: bool = False) -> SparseSource:
     """Return the source of a torch sparse tensor, cached while the tensor does not change.
 
-    Entries are sorted again only for a new pattern. Errors call the tensor `name`.
+    Entries are sorted again only for a new pattern. If it `may_be_young`, a new one is left as it is listed, until it
+    was asked for several times, and if entries `may_repeat` of a tensor too that may list some twice: of these the
+    values are not told apart. Errors call the tensor `name`.
     """
     cached = _sources.get(A)
+    is_young = may_be_young and (may_repeat or A.layout is not torch.sparse_coo or A.is_coalesced())
+    if cached is not None and cached.arranged.is_listed:
+        is_young = is_young and cached.arranged.stays_listed()
+        cached = cached if is_young else None
     if cached is not None and cached.is_of(A):
         return cached
     guard = SparseChangeGuard.of(A)  # before A is read: another thread may write to it
     with outside_modes(A):  # a tensor that a graph holds is read while it is traced
-        source = _refreshed(A, cached, name)
+        source = _refreshed(A, cached, name, is_young)
     if guard is not None and may_keep(*source.arranged.parts, *(source.merged or ())):
         source.guard = guard
         _sources.keep(A, source)
@@ -154,8 +163,8 @@ def sparse_source(A: Tensor, name: str) -> SparseSource:
 
 
 @outside_transforms()
-def _refreshed(A: Tensor, cached: SparseSource | None, name: str) -> SparseSource:
-    """Return a source with the cached pattern if that is still A's, else with a new one."""
+def _refreshed(A: Tensor, cached: SparseSource | None, name: str, is_young: bool) -> SparseSource:
+    """Return a source with the cached pattern if that is still A's, else with a new one, as listed if it `is_young`."""
     A = A.detach()  # here: inside a transform torch has no detached compressed tensors
     before = cached if cached is not None and _is_alike(cached.arranged, A) else None
     if before is not None and before.indices and all(map(torch.equal, before.indices, _indices(A))):
@@ -167,6 +176,12 @@ def _refreshed(A: Tensor, cached: SparseSource | None, name: str) -> SparseSourc
     shape = tuple(A.shape)
     grid = block_grid(shape, tuple(values.shape[1:]) or None)
     refuse = partial(_refuse_entries, coords, grid, name)
+    if is_young and values.ndim == 1 and may_list(values.device):
+        rows, columns = (coords.clone() if A.layout is torch.sparse_coo else coords).contiguous().unbind(0)
+        nothing = values.new_zeros(()).expand(values.shape)
+        return SparseSource(
+            Arranged(list_entries(rows, columns, nothing, (shape[0], shape[1]), refuse), None), None, indices=indices
+        )
     arranged, merged = arrange_listed(coords, values, shape, refuse, is_sorted, adds=A.layout is torch.sparse_coo)
     return SparseSource(arranged, merged, indices=indices)
 

@@ -1,0 +1,74 @@
+"""The entries of a matrix in the order in which its source lists them: the format of a pattern that is young.
+
+To sort entries into groups takes as long as several products with them, which a graph that was sampled for one step
+never earns back. So the first products with a new pattern on a GPU are statements over its index tensors as they are,
+whose launch plans serve any pattern; one that goes on being used is converted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
+
+import torch
+from torch import Tensor
+
+from ..compiler import has_kernels, read_ranges
+from ..formats import COO
+from ..formats.convert import Layout
+from ..formats.facts import RowFacts
+from ..formats.torch_state import is_deterministic, is_free
+
+__all__ = ["Listed", "list_entries", "may_list"]
+
+# Products with a pattern before it is converted. It says how patterns are used, not how fast a GPU is: a model of a few
+# layers multiplies by a sampled graph once for each, and a graph that lasts is converted in the first steps.
+YOUNG = 4
+
+Form = TypeVar("Form", bound="Listed")
+
+
+class _NoPlans(dict[Any, Any]):
+    """A cache of launch plans that stays empty: those of the statements over index tensors serve every pattern."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Listed(COO):
+    """A[AM[p], AK[p]] += AV[p] with entries in any order: nothing is known of rows, along neither dimension."""
+
+    @property
+    def facts(self) -> RowFacts | None:
+        """None: rows may be anywhere."""
+        return None
+
+    def regroup(self: Form, group_dim: int, group_size: int | None = None) -> Form:
+        """Return the same entries, since no order suits one dimension better than the other."""
+        return self if group_dim == self.group_dim else self._with(group_dim=group_dim)
+
+    def regrouped_view(self: Form, group_dim: int) -> Form:  # type: ignore[override]
+        """Return `regroup(group_dim)`: the values are in place."""
+        return self.regroup(group_dim)
+
+
+def may_list(device: torch.device) -> bool:
+    """Return whether entries may be added up in any order, by kernels, in a call that nobody traces or transforms."""
+    return has_kernels(device) and is_free() and not is_deterministic()
+
+
+def list_entries(
+    rows: Tensor, columns: Tensor, nothing: Tensor, shape: tuple[int, int], refuse: Callable[[], NoReturn]
+) -> Listed:
+    """Return the pattern of entries at `rows` and `columns` [E], which nobody else may write to.
+
+    `nothing` [E] stands for values. `refuse` raises for an entry outside the shape. The host waits once.
+    """
+    (low, high), (least, most) = read_ranges((rows, columns), ordered=(0, 1))
+    if min(low, least) < 0 or high >= shape[0] or most >= shape[1]:
+        refuse()
+    pattern = Listed._laid_out(Layout((rows, columns), None), nothing, len(rows), shape).as_private()
+    pattern.pattern_cache.memory = _NoPlans()  # type: ignore[assignment]
+    return pattern

@@ -59,6 +59,8 @@ class Arranged:
 
     def fill(self, values: Tensor) -> SparseFormat:
         """Return the format over `values` [E, *block_size], in the order of the source; differentiable."""
+        if self.is_listed:
+            return self.pattern.with_values(values)
         if values.requires_grad and is_grad_enabled() and not is_transformed():
             return self.pattern.with_values(_Slots.apply(values, self))
         return self.pattern.with_values(self.write(values))

@@ -78,7 +78,8 @@ class Edges:
         return form
 
     def slots(self, edge_weight: Tensor) -> Tensor:
-        """Return the weights over the format's slots; differentiable."""
+        """Return the weights over the format's slots, differentiable; raise if they do not fit the edges."""
+        _check_weights(edge_weight, self.arranged)
         return self.arranged.fill(edge_weight).values
 
     def entries(self, edge_weight: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, NoReturn, TypeVar, overload
 
 import torch
@@ -53,6 +54,7 @@ from ..formats.torch_state import (
 )
 from ..functional import insum
 from .edges import Edges, edges_of, traced_edges
+from .listed import Listed
 from .operands import as_format, trained_source
 from .torch_sparse import SparseSource, remembered_format, remembered_source, sparse_source
 
@@ -172,11 +174,16 @@ def _spmm(A: Any, B: Tensor, reduce: str) -> Tensor:
         _leave_graph("A")
         if is_dynamo():
             return _eager_spmm(A, B, reduce)
+        trained = None
         if reduce == "sum" and B.ndim <= 3 and is_grad_enabled() and not (may_autocast() or is_transformed()):
             trained = trained_source(A, B)
-            if trained is not None:
-                return _trained(*trained, B)
-        form = as_format(A, B, reduce)
+        if trained is None:
+            form = as_format(A, B, reduce)
+        elif trained[1].arranged.is_listed:
+            listed, source = trained
+            form = source.arranged.pattern.with_values(source.slots(listed))
+        else:
+            return _trained(*trained, B)
     if len(form.shape) != 2:
         raise ShapeError(f"A is a {type(form).__name__} of shape {list(form.shape)}; pass a matrix")
     if B.ndim > 3:
@@ -189,10 +196,15 @@ def _spmm(A: Any, B: Tensor, reduce: str) -> Tensor:
         C = _spmm(form, B.flatten(0, -3), reduce)
         return C.view(*B.shape[:-2], *C.shape[1:])
     statement = statements[B.ndim - 1]
+    product = form.product if type(form) is Listed and form.fits(B) else partial(_product, form)
     if reduce != "mean":
-        return insum(statement, A=form, B=B)
+        return product(statement, B)  # type: ignore[no-any-return]
     shares = _traced_shares(form, B) if isinstance(form, FormatParts) else _shares(form, B)
-    return _as_promoted(insum(statement, R=shares, A=form, B=B), form.dtype, B.dtype)
+    return _as_promoted(product(statement, B, R=shares), form.dtype, B.dtype)
+
+
+def _product(form: Any, statement: str, B: Tensor, **shares: Tensor) -> Tensor:
+    return insum(statement, **shares, A=form, B=B)
 
 
 def _spmm_of_parts(
@@ -469,7 +481,7 @@ def _sampled(form: SparseFormat, X: Tensor, Y: Tensor) -> Tensor:
             )
     if is_compiling():
         X, Y = followed(X), followed(Y)
-    if records_gradient((X, Y)) and not is_transformed():
+    if records_gradient((X, Y)) and not is_transformed() and type(form) is not Listed:
         return _Sampled.apply(form, X, Y)  # type: ignore[no-any-return]
     return _sample(form, X, Y)
 

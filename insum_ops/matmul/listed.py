@@ -7,8 +7,10 @@ whose launch plans serve any pattern; one that goes on being used is converted.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -16,9 +18,11 @@ from torch import Tensor
 
 from ..compiler import has_kernels, read_ranges
 from ..formats import COO
+from ..formats.check import VALUE_DTYPES
 from ..formats.convert import Layout
 from ..formats.facts import RowFacts
 from ..formats.torch_state import is_deterministic, is_free
+from ..functional import insum
 
 __all__ = ["Listed", "list_entries", "may_list"]
 
@@ -30,7 +34,7 @@ Form = TypeVar("Form", bound="Listed")
 
 
 class _NoPlans(dict[Any, Any]):
-    """A cache of launch plans that stays empty: those of the statements over index tensors serve every pattern."""
+    """A cache of launch plans that stays empty: a pattern that does not last is worth none of its own."""
 
     def __setitem__(self, key: Any, value: Any) -> None:
         pass
@@ -52,6 +56,27 @@ class Listed(COO):
     def regrouped_view(self: Form, group_dim: int) -> Form:  # type: ignore[override]
         """Return `regroup(group_dim)`: the values are in place."""
         return self.regroup(group_dim)
+
+    def product(self, statement: str, B: Tensor, **shares: Tensor) -> Tensor:
+        """Return the value of a statement with A, B and perhaps R, as one over plain tensors; differentiable."""
+        rows = self.shape[:1]
+        size = rows if B.ndim == 1 else (*B.shape[:-2], *rows, B.shape[-1])
+        return insum(_over_entries(statement), AM=self.AM, AK=self.AK, AV=self.values, B=B, **shares, size=size)
+
+    def fits(self, B: Tensor) -> bool:
+        """Return whether B has as many rows as the matrix has columns, lies with it, and holds numbers like its own."""
+        is_long = B.shape[0 if B.ndim == 1 else -2] == self.shape[1]
+        return is_long and B.device == self.device and B.dtype in VALUE_DTYPES
+
+
+@cache
+def _over_entries(statement: str) -> str:
+    """Return a statement over A[m,k] as one over its entries.
+
+    >>> _over_entries("C[b,m,n] += R[m] * A[m,k] * B[b,k,n]")
+    'C[b,AM[p],n] += R[AM[p]] * AV[p] * B[b,AK[p],n]'
+    """
+    return re.sub(r"\b[mk]\b", lambda name: f"A{name[0].upper()}[p]", statement.replace("A[m,k]", "AV[p]"))
 
 
 def may_list(device: torch.device) -> bool:

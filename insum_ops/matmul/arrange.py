@@ -184,7 +184,7 @@ def arrange_edges(
 
     If the graph `is_young` its edges stay as they are listed.
     """
-    nothing = torch.zeros((), device=edge_index.device).expand(edge_index.shape[1])
+    nothing = torch.empty((), device=edge_index.device).expand(edge_index.shape[1])
     if is_young:
         columns, rows = edge_index.clone(memory_format=torch.contiguous_format).unbind(0)
         return Arranged(list_entries(rows, columns, nothing, (sizes[1], sizes[0]), refuse), None)

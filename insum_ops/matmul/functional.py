@@ -83,7 +83,8 @@ def spmm(A: Any, B: Tensor, reduce: Reduce = "sum", *others: NoReturn) -> Tensor
     its own pattern and layout (torch collects `.grad` for COO and CSR alone; `torch.autograd.grad` and values that a
     sparse tensor was made of get theirs for every layout).
 
-    A torch tensor or a graph is converted once, and again when its pattern changes. An in-place change is noticed by
+    A torch tensor or a graph is converted once, and again when its pattern changes; on a GPU at the fifth product, as
+    the first ones run over the entries as they are listed. An in-place change is noticed by
     the tensor's version counter, and other `.data` by its address, so not what is changed through other tensors in the
     same memory. A scipy array and a tensor made in inference mode are converted at every call: make a format of them.
     `torch.compile` traces formats and graphs, from the first call on; at a torch sparse tensor and at a scipy array its
@@ -198,12 +199,13 @@ def _spmm(A: Any, B: Tensor, reduce: str) -> Tensor:
     statement = statements[B.ndim - 1]
     product = form.product if type(form) is Listed and form.fits(B) else partial(_product, form)
     if reduce != "mean":
-        return product(statement, B)  # type: ignore[no-any-return]
+        return product(statement, B)
     shares = _traced_shares(form, B) if isinstance(form, FormatParts) else _shares(form, B)
     return _as_promoted(product(statement, B, R=shares), form.dtype, B.dtype)
 
 
-def _product(form: Any, statement: str, B: Tensor, **shares: Tensor) -> Tensor:
+def _product(form: Any, statement: str, B: Tensor, **shares: Any) -> Tensor:
+    """Return the value of a statement with a format A, a dense B and perhaps shares R."""
     return insum(statement, **shares, A=form, B=B)
 
 

@@ -184,7 +184,7 @@ def _entries_at_once(spec: KernelSpec) -> int:
     if not schedule.walks_rows or spec.loops != schedule.names("segment"):
         return 1
     elements = math.prod(spec.block(axis) for axis in spec.result_axes)
-    each = max(1, elements // (32 * spec.config.num_warps)) * spec.bound.dtype.itemsize
+    each = max(1, elements // spec.threads) * spec.bound.dtype.itemsize
     return entries_at_once(each, spec.owner.is_packed and spec.block(spec.owner.row) == 1)
 
 

@@ -99,6 +99,11 @@ class KernelSpec:
             return self.schedule.run
         return next(name for name in self.schedule.names("tile") if self.is_varying(name))
 
+    @property
+    def threads(self) -> int:
+        """How many threads a program has."""
+        return self.config.num_warps * self.flags.warp_width
+
     def block(self, name: str) -> int:
         return self.config.block(name)
 

@@ -10,7 +10,9 @@ A file imports only from those above it.
     launch        Triton source to a loaded kernel, and its launch
     copies        the sum of copies of an output, as a kernel of its own
     joint         the launch of a kernel with several outputs
-    plan          a recorded run to a launch plan: guards, then a line for each step
+    plan_steps    the steps of a recorded run that its result depends on
+    generalise    two recorded runs to the steps of all calls that differ in lengths alone
+    plan          these steps to a launch plan: guards, then a line for each step
     ranges        index values against the dimensions they point into, read once per tensor and remembered
     group_kernels  the kernels that put positions into tiles of equal value
     group_tables  the positions of an index tensor in tiles of equal value, remembered with the tensor

@@ -40,8 +40,10 @@ from ...formats.torch_state import (
     transforms,
 )
 from ..binding import fact_class, shape_class
+from .generalise import generalised
 from .launch import INTERPRETED, SEVERAL_GPUS, misaligned
-from .plan import Plan, Services, Steps, generalised, plan_of
+from .plan import Plan, Services, plan_of
+from .plan_steps import Steps
 from .ranges import ascends, range_expression, remembered_ranges
 from .recording import Recording, Recordings, active
 from .tensor_guard import layout_guard

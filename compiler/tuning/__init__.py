@@ -14,11 +14,14 @@ A file imports only from those above it.
     search        which candidates are built, and when it is enough
     tuning_file   all tuned configs as one file for another machine, and such a file read
     captured      a graph of several calls, for timing; torch is as it was where that fails
+    clock         how long one call takes
+    choice        which of several calls with one result is the fastest
     autotune      which strategy, schedule and config runs a statement fastest
     joint         the same of several statements in one kernel
 """
 
-from .autotune import Timing, cached_launcher, choose, fastest, host_milliseconds, recall, refusals, tune
+from .autotune import Timing, cached_launcher, choose, host_milliseconds, recall, refusals, tune
+from .choice import fastest
 from .cost import NEAR, floor_milliseconds
 from .joint import JointProblem, joint_problem
 from .problem import (

@@ -41,7 +41,9 @@ from ..formats.torch_state import (
     may_autocast,
     wants_gradient,
 )
-from ..formats.voxels.kernel_map import KernelMap, from_parts, parts_of
+from ..formats.voxels.kernel_map import KernelMap
+from ..formats.voxels.map_building import parts_of
+from ..formats.voxels.map_operators import from_parts
 from ..formats.voxels.map_parts import MapParts, described
 from ..functional import dtensor_without_rules, insum, on_refusal
 from . import forms as forms

@@ -17,8 +17,9 @@ from ..formats.not_tensors import no_attribute
 from ..formats.torch_state import is_followed
 from ..formats.voxels.geometry import MapLayout
 from ..formats.voxels.grid import VoxelGrid
-from ..formats.voxels.kernel_map import KernelMap, from_parts, parts_of
-from ..formats.voxels.map_operators import checked
+from ..formats.voxels.kernel_map import KernelMap
+from ..formats.voxels.map_building import parts_of
+from ..formats.voxels.map_operators import checked, from_parts
 from .operators import same_rows
 
 # pickles look for all of these here

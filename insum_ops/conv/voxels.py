@@ -13,7 +13,8 @@ from ..formats.guard import ChangeGuards, may_keep
 from ..formats.torch_state import is_capturing, is_followed
 from ..formats.voxels.geometry import MapLayout
 from ..formats.voxels.grid import VoxelGrid
-from ..formats.voxels.kernel_map import KernelMap, map_on, traced_map
+from ..formats.voxels.kernel_map import KernelMap
+from ..formats.voxels.map_building import map_on, traced_map
 
 __all__ = ["CachedMap", "MapCache", "SavedMap", "Voxels", "guard_of"]
 

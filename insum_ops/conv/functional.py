@@ -199,7 +199,7 @@ def planned_convolution(
         return value  # type: ignore[no-any-return]
     run = lambda *_: _run(call, features, weight, bias, *rest)
     if not wants_gradient(learning) or is_transformed():
-        return planned(PLANS, call.key, run, tensors, sizes, varies=True, owned=None)  # type: ignore[no-any-return]
+        return planned(PLANS, call.key, run, tensors, sizes, varies=True, owned=None)
     with torch.no_grad():
         value = planned(PLANS, call.key, run, tensors, sizes, varies=True, owned=None)
     result = _Convolution.apply((rest, value), *learning)

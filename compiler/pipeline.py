@@ -27,8 +27,8 @@ from .language import UnsupportedError
 from .planning import strategies
 from .prepared import PreparedStatement, Result, Runner, has_kernels, prepare
 from .routes import fastest_program, fastest_route
-from .row_order import grouped
-from .runtime import arguments, as_memory, as_traced, cast_operands, planned, replayed, unchecked
+from .row_order import with_row_order
+from .runtime import as_memory, as_traced, cast_operands, plan_arguments, planned, replayed, unchecked
 from .tuning import cached_launcher, choose
 
 __all__ = ["evaluate", "runner_of"]
@@ -42,7 +42,7 @@ def evaluate(expr: str, operands: Operands, size: Size = None, check: Callable[.
     """Return the value of a statement, differentiable; `check` refuses wrong operands of a call without a plan."""
     if is_dynamo():
         return traced(evaluate_anew, expr, operands, check(expr, operands, size))
-    cache, key, tensors, numbers, varies, pattern = arguments(expr, operands, size)
+    cache, key, tensors, numbers, varies, pattern = plan_arguments(expr, operands, size)
     value: Tensor | None = None if key is None else replayed(cache, key, tensors, numbers, (operands, cache))
     if value is not None:
         return value  # warm
@@ -76,7 +76,7 @@ def evaluate_anew(expr: str, operands: Operands, size: Size) -> Tensor:
             return value
         if is_sum(expr) and wants_gradient(list(dense.values())) and not is_transformed():
             return differentiable(evaluate, expr, operands, size)
-    form = grouped(expr, size, name, form, group_dim, dense)
+    form = with_row_order(expr, size, name, form, group_dim, dense)
     return evaluate_rewritten(recipe_for(expr, size, name, form, dense), form, dense, _evaluate_plain)
 
 

@@ -26,7 +26,7 @@ from ...formats.torch_state import (
     uses_tensor_cores,
 )
 from ..binding import SparseFormat, check_pattern, is_sparse, pattern_of
-from ..runtime import PLAIN_CALLS, Owner, keep_learning, owned, planned
+from ..runtime import PLAIN_CALLS, CacheOwner, keep_learning, owned, planned
 from .direct_apply import direct_apply
 from .gradients import all_gradients, gradients_of, is_sum, joint_gradients, remember_winners, winner_places
 from .in_steps import gradients_in_steps, may_have_steps, steps_for, value_in_steps
@@ -41,7 +41,7 @@ __all__ = ["differentiable"]
 Evaluate = Callable[..., Tensor]
 # of `planned`: cache, key, function, tensors, numbers, whether lengths may vary, and the format that owns the cache
 PlanArguments = tuple[
-    dict[Any, Any], object, Callable[..., Any], Sequence[Tensor], tuple[int, ...], bool, Owner | tuple[()]
+    dict[Any, Any], object, Callable[..., Any], Sequence[Tensor], tuple[int, ...], bool, CacheOwner | tuple[()]
 ]
 
 
@@ -102,7 +102,7 @@ def _learned(
     tensors: Sequence[Tensor],
     numbers: tuple[int, ...],
     varies: bool,
-    pattern: Owner | tuple[()],
+    pattern: CacheOwner | tuple[()],
 ) -> Tensor:
     """Return the value of a statement with its gradients recorded; the next call like it is replayed."""
     place = next((at for at, name in enumerate(call.names) if operands[name] is not tensors[at]), None)

@@ -18,7 +18,7 @@ A file imports only from those above it.
 """
 
 from .aligned import Aligned, AlignedCopy, aligned
-from .block_rows import beside_each_other, may_be_listed, rows_of_a_set
+from .block_rows import blocks_side_by_side, may_be_listed, rows_of_a_set
 from .constant_tables import line_of_access, number_at
 from .contraction import SHORT, Dot, Leaf, Node, Product, Sum, dots, leaves, multiply
 from .device import DEVICES, H200, Device, described_as, device_of, line_of
@@ -58,8 +58,8 @@ __all__ = [
     "Strides",
     "Sum",
     "aligned",
-    "beside_each_other",
     "block_along",
+    "blocks_side_by_side",
     "described_as",
     "device_of",
     "dots",

@@ -196,7 +196,7 @@ class _Writer:
         if is_generalised:
             self.lines += asked
         else:
-            known = "".join(f"r{number}.values, " for number in numbers)
+            remembered = "".join(f"r{number}.values, " for number in numbers)
             conditions = [
                 services.range_expression(
                     f"x{number}",
@@ -207,7 +207,7 @@ class _Writer:
                 )
                 for number in numbers
             ]
-            self.lines += [f"if {' and '.join(conditions)}:", f"    {bounds}= {known}", "else:"]
+            self.lines += [f"if {' and '.join(conditions)}:", f"    {bounds}= {remembered}", "else:"]
             self.lines += [f"    {line}" for line in asked]
         for each in checked:
             number = each.slot.number
@@ -360,9 +360,9 @@ class _Writer:
         if stream not in self.streams:
             self.streams[stream] = f"s{len(self.streams)}"
             self.lines.append(f"{self.streams[stream]} = {stream}")
-        given = [f"({', '.join(arguments)},)"] if call.is_packed else arguments
+        passed = [f"({', '.join(arguments)},)"] if call.is_packed else arguments
         fixed = [self.text(value) for value in call.fixed]
-        return f"{self.constant(call.function)}({programs}, 1, 1, {', '.join([self.streams[stream], *fixed, *given])})"
+        return f"{self.constant(call.function)}({programs}, 1, 1, {', '.join([self.streams[stream], *fixed, *passed])})"
 
 
 def _sum(pointer: str, offset: int) -> str:

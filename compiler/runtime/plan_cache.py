@@ -48,7 +48,7 @@ from .ranges import ascends, range_expression, remembered_ranges
 from .recording import Recording, Recordings, active
 from .tensor_guard import layout_guard
 
-__all__ = ["Owner", "keep_learning", "planned", "replayed"]
+__all__ = ["CacheOwner", "keep_learning", "planned", "replayed"]
 
 Cache = dict[Any, Any]
 Result = TypeVar("Result")
@@ -91,8 +91,8 @@ SERVICES = Services(
 )
 
 
-class Owner(Protocol):
-    """A format, whose `memory` is a cache of plans."""
+class CacheOwner(Protocol):
+    """What keeps a cache of plans with itself, as a format does in its `memory`."""
 
     def unguarded(self) -> list[Tensor]: ...
 
@@ -203,7 +203,7 @@ def planned(
     tensors: Sequence[Tensor],
     numbers: tuple[int, ...] = (),
     varies: bool = False,
-    owned: Owner | tuple[()] | None = (),
+    owned: CacheOwner | tuple[()] | None = (),
     kind: str = "",
     facts: int = 0,
 ) -> Result:
@@ -244,7 +244,7 @@ def _by_key(
     function: Callable[..., Result],
     tensors: Sequence[Tensor],
     varies: bool,
-    owned: Owner | tuple[()] | None,
+    owned: CacheOwner | tuple[()] | None,
     facts: int,
 ) -> Result:
     """Return the result of a call that no guard of a recent layout accepts: by a plan that a key finds, or recorded."""
@@ -327,7 +327,7 @@ def _recorded(
     function: Callable[..., Result],
     tensors: Sequence[Tensor],
     lengths: list[int | None],
-    owned: Owner | tuple[()] | None,
+    owned: CacheOwner | tuple[()] | None,
 ) -> Result:
     """Run a function, and make a plan of what it does if one can be made now."""
     if layout.attempts >= ATTEMPTS or (any_length is not None and any_length.attempts >= ATTEMPTS and not layout.plans):

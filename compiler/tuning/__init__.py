@@ -6,7 +6,7 @@ A file imports only from those above it.
     tuning_cache  tuned configs, kept in memory and on disk, one JSON file per key
     exemplars     statements by whose kernels a version of the code generator is known
     footprint     what a config would occupy of a multiprocessor, estimated from its schedule
-    streams       tiles of long sums that read stretches of memory, by the bytes in flight
+    stretches     tiles of long sums that read stretches of memory, by the bytes in flight
     cost          how long a candidate takes, about, and the statement at least, by the device model
     measured      what was fastest where it was measured, as points of the space of configs
     space         every config that a schedule may have, and those worth timing

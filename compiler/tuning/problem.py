@@ -79,8 +79,9 @@ class Problem:
         kernel = emit(candidate.schedule, self.strides, candidate.config, self.flags)
         sum_dtype = candidate.schedule.sum_dtype(self.flags.sum_dtype)
         wants_winners = self.flags.wants_winners
-        made = launcher(self.bound, candidate.schedule, kernel, self.strides, self.names, sum_dtype, wants_winners)
-        return _with_total(made)
+        return _with_total(
+            launcher(self.bound, candidate.schedule, kernel, self.strides, self.names, sum_dtype, wants_winners)
+        )
 
     def resized(self, launcher: Launcher) -> Launcher:
         """Return a launcher of a problem of the same signature with the sizes of this one."""
@@ -382,14 +383,14 @@ def generator_version() -> str:
     Working it out takes a quarter of a second, so that the cache folder has it by the text of our own files.
     """
     files = sorted(path for folder in GENERATOR for path in folder.rglob("*.py"))
-    known = cache_dir() / "generator" / f"{digest([TRITON_VERSION, *[path.read_text() for path in files]])}.txt"
+    kept_at = cache_dir() / "generator" / f"{digest([TRITON_VERSION, *[path.read_text() for path in files]])}.txt"
     with suppress(OSError, ValueError):
-        version = known.read_text("ascii")
-        if len(version) == len(known.stem):
+        version = kept_at.read_text("ascii")
+        if len(version) == len(kept_at.stem):
             return version
     version = emitted_version()
     with suppress(OSError):
-        replace_file(known, version.encode())
+        replace_file(kept_at, version.encode())
     return version
 
 

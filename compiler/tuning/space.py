@@ -33,7 +33,7 @@ from ..planning import (
 )
 from .footprint import accumulators
 from .measured import Point, Traits, measured_points
-from .streams import streams
+from .stretches import stretch_configs
 
 __all__ = ["configs", "run_lengths", "spread"]
 
@@ -99,7 +99,7 @@ def configs(
     is for.
     """
     space = Space(schedule, device or device_of(schedule.bound.device))
-    listed = streams(schedule, space.device) if schedule.along else ()
+    listed = stretch_configs(schedule, space.device) if schedule.along else ()
     ways = iter(()) if schedule.along and not full else space.in_program_orders(space.measured(), full)
     if schedule.uses_dot:
         ways = space.filling_first(ways)

@@ -609,7 +609,7 @@ def _without_dot(start: Start, strides: Strides, least: int = DEEP_EXTENT) -> li
     return [deep] if deep.extents[deep.names("step")[0]] >= SHARED_LOOP else [deep, plain]
 
 
-def _deep_schedule(start: Start, strides: Strides, plain: Schedule, least: int = DEEP_EXTENT) -> Schedule | None:
+def _deep_schedule(start: Start, strides: Strides, plain: Schedule, least: int) -> Schedule | None:
     """Return a schedule with several summands side by side instead of results: many loads are then in flight.
 
     None if no loop has `least` summands, or if summands are side by side already. The entries of a row count as many.

@@ -38,13 +38,12 @@ from .problem import (
 from .search import FIRST, Search, next_batch
 from .settings import may_be_timed, tuning_mode
 from .tuning_cache import Key
-from .tuning_file import Imported, Tuned, clear_cache, export_tuned, import_tuned, tuned
+from .tuning_file import Tuned, clear_cache, export_tuned, import_tuned, tuned
 
 __all__ = [
     "FIRST",
     "NEAR",
     "Candidate",
-    "Imported",
     "JointProblem",
     "Key",
     "Problem",

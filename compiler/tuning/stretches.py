@@ -136,9 +136,9 @@ class StretchSpace:
         wasted = (1 + device.sector_bytes / row / 2) * (1 + (uneven - 1) / 2) * (1 + (1 / useful - 1) / 2)
         turns = self.turns(blocks)  # of which each part has as many as the first, or is not there
         wasted *= -(-turns // config.parts) * config.parts / turns
-        return total / rate * wasted + self.seconds_of_parts(config, programs)
+        return total / rate * wasted + self.seconds_of_parts(config)
 
-    def seconds_of_parts(self, config: Config, programs: int) -> float:
+    def seconds_of_parts(self, config: Config) -> float:
         """Return what the sums of parts take: a kernel of their own, or a memset and additions; a conversion."""
         if config.parts == 1:
             return 0.0

@@ -31,6 +31,5 @@ def evaluate_rewritten(
     remember_coordinates(form)
     facts, key = ((), None) if fact is None else (fact.tensors, fact.key)
     marks = "rewritten", recipe.text, key, *tensors
-    given = [*values, *facts]
-    C = planned(PLAIN_CALLS, marks, run, given, recipe.size, varies=True, owned=None, facts=len(facts))
+    C = planned(PLAIN_CALLS, marks, run, [*values, *facts], recipe.size, varies=True, owned=None, facts=len(facts))
     return recipe.finish(C)

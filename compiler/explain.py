@@ -20,7 +20,7 @@ from .planning import Schedule, Split, strategies
 from .prepared import PreparedStatement, prepare, problem_for
 from .reference import lower
 from .routes import ALIGNED, CLEAR, GROUPED, KERNEL, STATEMENTS, TORCH, chosen_route
-from .row_order import grouped
+from .row_order import with_row_order
 from .runtime import EPOCH, check_ranges
 from .steps import LEAST_GAIN, split_of
 from .tuning import Candidate, Timing, candidates, recall, refusals
@@ -210,7 +210,7 @@ def _call(expr: str, operands: Operands, size: Sequence[int] | None) -> _Call:
     form = sparse[target.name]
     has_groups = form.coords[form.group_dim] is not None
     group_dim = best_group_dim(statement, target, form.group_dim, has_groups)
-    form = grouped(expr, size, target.name, form, group_dim, tensors)
+    form = with_row_order(expr, size, target.name, form, group_dim, tensors)
     how = Recipe(*recipe(bound, target, Kind(*Kind.of(form))))
     return _Call(statement, bound, how.text, how.tensors(form, tensors), how.size, how.fact(form))
 

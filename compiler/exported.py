@@ -23,7 +23,7 @@ from ..lru_cache import LRUCache
 from .binding import Bound, Meta, bind, kernel_strides, row_major
 from .codegen import Flags
 from .language import UnsupportedError, parse
-from .planning import resized
+from .planning import device_of, resized
 from .runtime import Launcher, load
 from .tuning import Candidate, Problem, candidates, recall
 
@@ -146,6 +146,7 @@ def _problem(expr: str, names: str, kinds: Sequence[tuple[torch.dtype, torch.dev
     flags = Flags(
         precision=example.precision,
         sum_dtype=torch.float32 if example.sums_in_float32 else None,
+        warp_width=device_of(bound.device).warp_width,
         is_wide=example.is_wide,
     )
     strides = kernel_strides(bound, dict(zip(order, example.strides)))

@@ -15,7 +15,7 @@ from ..formats.torch_state import is_captured, is_capturing, is_deterministic, u
 from .binding import kernel_strides
 from .planning import Grouping, device_of, groupings
 from .prepared import PreparedStatement, Result, Runner, as_one_step, prepare
-from .runtime import GroupTables, active, ascends, group_tables, has_met, meet, new_group_tables
+from .runtime import GroupTables, active, ascends, group_tables, new_group_tables, note_use, was_used
 
 __all__ = ["GroupedRunner", "Kernel", "RunnerByCapture", "RunnerByIndex", "by_kernel", "groupings_of"]
 
@@ -130,13 +130,13 @@ class RunnerByIndex:
 
     def __call__(self, tensors: list[Tensor], fact: Fact | None = None) -> Result:
         index = tensors[self.at]
-        is_known, recording = has_met(index), active()
+        is_known, recording = was_used(index), active()
         if recording is not None:
-            recording.check(has_met, index, is_known)
+            recording.check(was_used, index, is_known)
         if not is_known:
-            meet(index)
+            note_use(index)
             if recording is not None:
-                recording.call(meet, (index,), {}, None, has_written=True)  # of each new one that a replay gets
+                recording.call(note_use, (index,), {}, None, has_written=True)  # of each new one that a replay gets
         return (self.known if is_known else self.new)(tensors, fact)
 
 

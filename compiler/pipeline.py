@@ -21,14 +21,14 @@ from torch import Tensor
 from ..formats.facts import Fact
 from ..formats.torch_state import is_compiling, is_deterministic, is_dynamo, is_free, is_transformed, wants_gradient
 from .any_pattern import evaluate_rewritten
-from .autograd import by_torch, differentiable, followed_sparse, implement, is_sum, run_plain, traced, transformed
-from .binding import is_sparse, recipe_for, sparse_operand
+from .autograd import differentiable, followed_sparse, implement, is_sum, run_plain, traced, transformed
+from .binding import is_sparse, recipe_for, suited_group_dim
 from .language import UnsupportedError
 from .planning import strategies
 from .prepared import PreparedStatement, Result, Runner, has_kernels, prepare
 from .routes import fastest_program, fastest_route
-from .row_order import grouped
-from .runtime import arguments, as_memory, as_traced, cast_operands, planned, replayed, unchecked
+from .row_order import with_row_order
+from .runtime import as_memory, as_traced, cast_operands, plan_arguments, planned, replayed, unchecked
 from .tuning import cached_launcher, choose
 
 __all__ = ["evaluate", "runner_of"]
@@ -42,17 +42,19 @@ def evaluate(expr: str, operands: Operands, size: Size = None, check: Callable[.
     """Return the value of a statement, differentiable; `check` refuses wrong operands of a call without a plan."""
     if is_dynamo():
         return traced(evaluate_anew, expr, operands, check(expr, operands, size))
-    cache, key, tensors, numbers, varies, pattern = arguments(expr, operands, size)
-    value = None if key is None else replayed(cache, key, tensors, numbers, (operands, cache))
+    cache, key, tensors, numbers, varies, pattern = plan_arguments(expr, operands, size)
+    value: Tensor | None = None if key is None else replayed(cache, key, tensors, numbers, (operands, cache))
     if value is not None:
-        return value  # type: ignore[no-any-return]
+        return value  # warm
     cold = lambda *_: evaluate_anew(expr, operands, check(expr, operands, size))
-    plan, learns = (cache, key, cold, tensors, numbers, varies, pattern), wants_gradient(tensors)
-    if key is None or is_compiling() or (learns and not (is_free() and (is_sum(expr) or not pattern))):
-        return cold()  # for a tracer; or `check` refuses an operand that is no tensor, or a size
-    if learns and not by_torch(expr, operands, size):
-        return differentiable(evaluate, expr, operands, size, None, plan)
-    return planned(*plan, kind="learns" if learns else "")  # type: ignore[no-any-return]
+    if key is None or is_compiling():  # no plan holds what a tracer makes, nor an operand that `check` refuses
+        return cold()
+    plan = cache, key, cold, tensors, numbers, varies, pattern
+    if not wants_gradient(tensors):
+        return planned(*plan)  # cold, and recorded for the next call
+    if is_free() and (is_sum(expr) or not pattern):
+        return differentiable(evaluate, expr, operands, size, None, plan)  # the same, with its gradients
+    return cold()  # a transform or autocast follows it, or a max or min reads a format
 
 
 def evaluate_anew(expr: str, operands: Operands, size: Size) -> Tensor:
@@ -65,16 +67,16 @@ def evaluate_anew(expr: str, operands: Operands, size: Size) -> Tensor:
     sparse = [name for name, operand in operands.items() if is_sparse(operand)]
     if not sparse:
         return _evaluate_plain(expr, operands, size)
-    form = operands[sparse[0]]
-    has_groups = form.coords[form.group_dim] is not None
-    name, group_dim = sparse_operand(expr, tuple(sparse), form.group_dim, has_groups)
+    name, form = sparse[0], operands[sparse[0]]
+    group_dim = suited_group_dim(expr, tuple(sparse), form.group_dim, form.coords[form.group_dim] is not None)
     dense = {key: operand for key, operand in operands.items() if key != name}
-    value = followed_sparse(evaluate, expr, name, form, size, dense, group_dim) if len(sparse) == 1 else None
-    if value is not None:  # by a transform, or as a torch operator if a tracer watches
-        return value
-    if len(sparse) == 1 and is_sum(expr) and wants_gradient(list(dense.values())) and not is_transformed():
-        return differentiable(evaluate, expr, operands, size)
-    form = grouped(expr, size, name, form, group_dim, dense)
+    if len(sparse) == 1:  # `recipe_for` refuses several
+        value = followed_sparse(evaluate, expr, name, form, size, dense, group_dim)
+        if value is not None:  # by a transform, or as a torch operator if a tracer watches
+            return value
+        if is_sum(expr) and wants_gradient(list(dense.values())) and not is_transformed():
+            return differentiable(evaluate, expr, operands, size)
+    form = with_row_order(expr, size, name, form, group_dim, dense)
     return evaluate_rewritten(recipe_for(expr, size, name, form, dense), form, dense, _evaluate_plain)
 
 
@@ -96,13 +98,10 @@ def run(expr: str, names: str, size: Size, tensors: list[Tensor], fact: Fact | N
 def runner_of(statement: PreparedStatement, tensors: list[Tensor], fact: Fact | None, times: Times = None) -> Runner:
     """Return the runner of a prepared statement on these tensors; raise IndexRangeError if an index is out of range."""
     bound, variant = statement.bound, statement.variant(tensors)
-
-    def find() -> Runner:
-        if bound.is_empty or not has_kernels(bound.device):
-            return fastest_program(statement, variant, tensors)  # lower
-        # one kernel; or several statements or torch operations, where those are faster
-        return fastest_route(statement, variant, tensors, fact, run, _kernel, times)
-
+    if bound.is_empty or not has_kernels(bound.device):
+        find = lambda: fastest_program(statement, variant, tensors)  # lower
+    else:  # one kernel; or several statements or torch operations, where those are faster
+        find = lambda: fastest_route(statement, variant, tensors, fact, run, _kernel, times)
     return statement.runner((variant, wants_gradient(tensors)), find)
 
 
@@ -111,9 +110,9 @@ def _kernel(statement: PreparedStatement, variant: Any, tensors: list[Tensor], f
     try:
         bound, key = statement.bound, statement.kernel_key(variant, fact)
         launcher = cached_launcher(key, bound, fact)
-        if launcher is None and not strategies(bound, statement.fact, is_deterministic()):
-            return statement.ordered(variant, run)
         if launcher is None:
+            if not strategies(bound, statement.fact, is_deterministic()):
+                return statement.ordered(variant, run)
             launcher = choose(statement.problem(tensors, fact), tensors, fact, key, ms)  # schedule, emit, tune
         launcher.build(tensors, fact)  # load
         return launcher

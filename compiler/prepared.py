@@ -27,6 +27,7 @@ from ..lru_cache import LRUCache
 from .binding import Bound, Kinds, Meta, bind, bucket, kernel_strides, kinds_of, row_major, shape_class, sized
 from .codegen import Flags
 from .language import Access, OperandError, Statement, UnsupportedError, Var, fresh_name, parse
+from .planning import device_of
 from .reference import USUAL, Way, placeholders, program_for, ways_for
 from .runtime import (
     INTERPRETED,
@@ -342,6 +343,7 @@ def problem_for(
         interpreted=INTERPRETED,
         padded=padded,
         wants_winners=wants_winners,
+        warp_width=device_of(bound.device).warp_width,
     )
     strides = kernel_strides(bound, {name: tensor.stride() for name, tensor in tensors.items()})
     deterministic = is_deterministic()

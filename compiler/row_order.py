@@ -19,10 +19,10 @@ from .prepared import has_kernels, ways_of
 from .runtime import on_device, paused
 from .tuning import Key, choice_key, fastest, host_milliseconds, may_be_timed, tuning_mode
 
-__all__ = ["grouped"]
+__all__ = ["with_row_order"]
 
 
-def grouped(
+def with_row_order(
     expr: str, size: Sequence[int] | None, name: str, form: SparseFormat, group_dim: int, dense: Mapping[str, Any]
 ) -> SparseFormat:
     """Return the format grouped along a dimension.

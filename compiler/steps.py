@@ -67,15 +67,15 @@ def evaluated(
     Unless it `keeps` them all, a tensor on the way lives until it is read, and the result of the last step is returned
     alone.
     """
-    named, made = dict(tensors), list[Tensor]()
+    named, results = dict(tensors), list[Tensor]()
     for step in steps:
         result = run(step, [named[name] for name in step.names])
         if keeps:
-            made.append(result)
+            results.append(result)
         else:
-            made = [result]
+            results = [result]
             for name in step.names:
                 if name not in tensors:  # made by an earlier step, and read by this one alone
                     del named[name]
         named[step.output] = result
-    return made
+    return results

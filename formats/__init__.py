@@ -9,7 +9,8 @@ from .errors import FormatError
 from .group_coo import GroupCOO
 from .group_size import group_size
 from .torch_registry import register
-from .voxels.kernel_map import GroupedMap, KernelMap, kernel_map
+from .voxels.kernel_map import GroupedMap, KernelMap
+from .voxels.map_building import kernel_map
 
 __all__ = [
     "COO",

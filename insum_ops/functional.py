@@ -126,7 +126,7 @@ def insum_pinned(
         return run()
     key = None if fact is None else fact.key
     marks = "pinned", expr, None if size is None else tuple(size), key, *tensors
-    return planned(cache, marks, run, list(tensors.values()))  # type: ignore[no-any-return]
+    return planned(cache, marks, run, list(tensors.values()))
 
 
 def explain(expr: str, /, *unnamed: NoReturn, size: Sequence[int] | None = None, **tensors: Any) -> Explanation:

@@ -41,3 +41,14 @@ def test_old_names_of_modules_hide_no_function():
     assert callable(formats.kernel_map)
     assert callable(nn.from_e3nn)
     assert callable(nn.sparsify)
+
+
+def test_what_a_tensor_keeps_of_its_voxels_is_read_from_a_pickle_of_the_module_that_held_it() -> None:
+    x = SparseConvTensor(torch.ones(2, 1), torch.tensor([[0, 4], [0, 5]]), [6], batch_size=1)
+    x.voxels.map(nn.SubMConv1d(1, 1, 3).layout)
+    text = pickle.dumps(x.map_cache, protocol=0)
+    assert b"insum_ops.conv.voxels" in text
+    cache = pickle.loads(text.replace(b"insum_ops.conv.voxels", b"insum_ops.conv.tensor"))
+    assert torch.equal(cache.voxels.indices, x.indices)
+    (cached,), (expected,) = cache.voxels.maps.values(), x.voxels.maps.values()
+    assert torch.equal(cached.kernel_map.neighbours, expected.kernel_map.neighbours)

@@ -38,12 +38,10 @@ from .operators import (
 )
 from .planned_backward import gradients_key, planned_backward
 from .run_gradients import separate_gradients
-from .torch_gradients import by_torch
 from .wanted import wanted_gradients
 
 __all__ = [
     "below_autograd",
-    "by_torch",
     "composite",
     "differentiable",
     "direct_apply",

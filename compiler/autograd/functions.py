@@ -26,7 +26,7 @@ from ...formats.torch_state import (
     uses_tensor_cores,
 )
 from ..binding import SparseFormat, check_pattern, is_sparse, pattern_of
-from ..runtime import PLAIN_CALLS, Owner, keep_learning, owned, planned
+from ..runtime import PLAIN_CALLS, CacheOwner, keep_learning, owned, planned
 from .direct_apply import direct_apply
 from .gradients import all_gradients, gradients_of, is_sum, joint_gradients, remember_winners, winner_places
 from .in_steps import gradients_in_steps, may_have_steps, steps_for, value_in_steps
@@ -39,6 +39,10 @@ from .torch_gradients import by_torch
 __all__ = ["differentiable"]
 
 Evaluate = Callable[..., Tensor]
+# of `planned`: cache, key, function, tensors, numbers, whether lengths may vary, and the format that owns the cache
+PlanArguments = tuple[
+    dict[Any, Any], object, Callable[..., Any], Sequence[Tensor], tuple[int, ...], bool, CacheOwner | tuple[()]
+]
 
 
 class _Call(NamedTuple):
@@ -61,16 +65,18 @@ def differentiable(
     operands: Mapping[str, Any],
     size: Sequence[int] | None,
     fact: Fact | None = None,
-    plan: tuple[Any, ...] | None = None,
+    plan: PlanArguments | None = None,
 ) -> Tensor:
     """Return the value of a statement, with a gradient for each of its tensors and the values of its format.
 
     `plan` holds the arguments of `planned` by which it is evaluated without gradients, if the caller knows them. It has
-    asked then whether the statement is a sum, a tracer watches, or torch differentiates the call.
+    asked then whether a tracer watches, and whether a statement with a format in it is a sum.
     """
     shape, names = None if size is None else tuple(size), tuple(operands)
     call = _Call(evaluate, expr, names, shape, fact)
     if plan is not None:
+        if by_torch(expr, operands, size):  # torch records the gradients of what it runs
+            return planned(*plan, "learns")  # type: ignore[no-any-return]
         return _learned(call, operands, *plan)
     is_watching = is_compiling() or modes()
     if is_watching and is_traced([each for each in operands.values() if isinstance(each, Tensor)]):
@@ -96,7 +102,7 @@ def _learned(
     tensors: Sequence[Tensor],
     numbers: tuple[int, ...],
     varies: bool,
-    pattern: Owner | tuple[()],
+    pattern: CacheOwner | tuple[()],
 ) -> Tensor:
     """Return the value of a statement with its gradients recorded; the next call like it is replayed."""
     place = next((at for at, name in enumerate(call.names) if operands[name] is not tensors[at]), None)

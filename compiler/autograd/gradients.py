@@ -13,7 +13,7 @@ from ...formats.torch_state import asked_once, is_compiling, is_free, is_grad_en
 from ..binding import Recipe, SparseFormat, recipe_for
 from ..joint import JointCall
 from ..language import Term, parse, tangent_terms, terms, winners
-from ..planning import beside_each_other, device_of, holds_sums
+from ..planning import blocks_side_by_side, device_of, holds_sums
 from ..prepared import has_kernels, prepare, ways_of
 from ..runtime import remember_range
 from .operators import run_plain, run_several
@@ -216,7 +216,7 @@ def _side_by_side(
     if blocks is None or len(form.value_axes) > 1 or not has_kernels(form.device):
         return None
     rows, count = -(-form.shape[form.group_dim] // blocks[form.group_dim]), form.values.shape[0]
-    size = beside_each_other(blocks, form.values.element_size(), count, rows, device_of(form.device))
+    size = blocks_side_by_side(blocks, form.values.element_size(), count, rows, device_of(form.device))
     if size == 0:
         return None
     sampled = _sampled(expr, name, form.in_groups(size), dense, grad_output)

@@ -72,8 +72,8 @@ _run_value: Callable[..., Tensor]  # what the operator does below autograd
 
 def _plan_key(expr: str, names: str, size: Sequence[int] | None, fact: str) -> tuple[tuple[Any, ...], tuple[int, ...]]:
     """Return (key, numbers) of the launch plan of a call, which ordinary calls share if there is no fact."""
-    operands, known = names.split(",") if names else (), (fact,) if fact else ()
-    return (expr, size is None, *operands, *known), () if size is None else tuple(size)
+    operands, facts = names.split(",") if names else (), (fact,) if fact else ()
+    return (expr, size is None, *operands, *facts), () if size is None else tuple(size)
 
 
 def _replayed(
@@ -111,11 +111,11 @@ def implement(run: Run) -> Run:
     """Make `run` the implementation of both operators, and return it; a decorator."""
 
     def value(expr: str, names: str, size: Any, tensors: list[Tensor], fact: str, facts: list[Tensor]) -> Any:
-        known = Fact.from_text(fact, facts)
-        if facts:  # a plan is for any tensors of one layout, and these are known to hold certain numbers
-            return run(expr, names, size, tensors, known, False)
+        typed_fact = Fact.from_text(fact, facts)
+        if facts:  # a plan is for any tensors of one layout, and these are typed_fact to hold certain numbers
+            return run(expr, names, size, tensors, typed_fact, False)
         key, lengths = _plan_key(expr, names, size, fact)
-        anew = lambda *tensors: run(expr, names, size, list(tensors), known, False)
+        anew = lambda *tensors: run(expr, names, size, list(tensors), typed_fact, False)
         return owned(planned(PLAIN_CALLS, key, anew, tensors, lengths, True))
 
     def value_and_winners(expr: str, names: str, size: Any, tensors: list[Tensor], fact: str, facts: Any) -> Any:

@@ -16,7 +16,7 @@ from .bind import Bound, Kinds, Meta, Pointed, bind, kernel_strides, kinds_of, r
 from .bind_errors import INDEX_DTYPES
 from .contraction_path import contraction_path, example_of
 from .layouts import laid_out
-from .recipes import recipe_for, sparse_operand
+from .recipes import recipe_for, suited_group_dim
 from .rewrite import sparse_factor
 from .shape_class import SHORT_LENGTH, bucket, fact_class, known_divisor, power_of_two, shape_class
 from .sparse_protocol import (
@@ -61,6 +61,6 @@ __all__ = [
     "shape_class",
     "sized",
     "sparse_factor",
-    "sparse_operand",
+    "suited_group_dim",
     "whole_along",
 ]

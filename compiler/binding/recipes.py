@@ -16,7 +16,7 @@ from .bind import Meta, TensorLike, bind
 from .rewrite import sparse_factor
 from .sparse_protocol import Kind, Recipe, SparseFormat, best_group_dim, is_sparse, recipe
 
-__all__ = ["recipe_for", "sparse_operand"]
+__all__ = ["recipe_for", "suited_group_dim"]
 
 Operand = Any  # a Tensor or a SparseFormat
 
@@ -64,20 +64,24 @@ def _recipe(*key: Any) -> tuple[Any, ...]:
 
 
 @lru_cache(maxsize=256)
-def _cached_operand(expr: str, sparse: tuple[str, ...], group_dim: int, has_groups: bool) -> tuple[str, int]:
-    """Return the name of the operand that is the format, and the dimension that it is best grouped along."""
+def _cached_group_dim(expr: str, sparse: tuple[str, ...], group_dim: int, has_groups: bool) -> int:
     statement = parse(expr)
     accesses = [access for access in statement.accesses if access.name in sparse]
     if len(sparse) != 1 or len(accesses) != 1:
-        return sparse[0], group_dim  # a mistake, of which the recipe will say more
-    return sparse[0], best_group_dim(statement, accesses[0], group_dim, has_groups)
+        return group_dim  # a mistake, of which the recipe will say more
+    return best_group_dim(statement, accesses[0], group_dim, has_groups)
 
 
 @asked_once
-def sparse_operand(*key: Any) -> tuple[str, int]:
-    """Return the name of the operand that is the format, and the dimension that it is best grouped along.
+def suited_group_dim(expr: str, sparse: tuple[str, ...], group_dim: int, has_groups: bool) -> int:
+    """Return the dimension along which the format of a statement is best grouped.
 
-    The arguments are the expression, the names of the sparse operands, the first one's group_dim, and whether it has
-    groups. A tracer can be told to call a plain function, and not one that keeps its results.
+    A tracer can be told to call a plain function, and not one that keeps its results.
+
+    Args:
+        expr: the statement, in which the format stands.
+        sparse: the names of the operands that are formats; of several the recipe refuses all but one.
+        group_dim: the dimension that the first of them is grouped along.
+        has_groups: whether p counts its groups; False if p is the row itself.
     """
-    return _cached_operand(*key)
+    return _cached_group_dim(expr, sparse, group_dim, has_groups)

@@ -14,7 +14,7 @@ import torch
 
 from .broadcast import Value
 from .loads import axes_of, conjunction, pointer
-from .loops import loops_of, open_loops
+from .loops import open_loops
 from .products import evaluate, widened
 from .scope import Scope
 from .spec import TYPES, Axes, KernelSpec
@@ -102,7 +102,7 @@ def _keep_better(scope: Scope, axes: Axes, product: str, mask: str) -> None:
 
     NaN beats every number. Of equal products the one that is met first, or has the smaller position, stays.
     """
-    spec, loops = scope.spec, loops_of(scope.spec)
+    spec, loops = scope.spec, scope.spec.loops
     place = spec.tile.spread(_position_of_product(scope), axes)
     loses = f"({product} {'<=' if _is_max(spec) else '>='} acc)"  # false for a NaN
     beats = f"(place < 0) | (({loses} == 0) & (acc == acc))"

@@ -12,7 +12,7 @@ from .broadcast import Value
 from .grid import place_program
 from .kernel import NUMBERS, Config, Flags, Kernel
 from .loads import load_available
-from .loops import define_single_steps, innermost, loops_of
+from .loops import define_single_steps, innermost
 from .persistent import write_persistent_rows
 from .products import add_product, zeros
 from .runs import write_runs
@@ -70,7 +70,7 @@ def emit_joint(
 
 def _write_sum(scope: Scope) -> None:
     """Write the loops of a program that sums one tile, and the store of its sums."""
-    spec, has_loops = scope.spec, bool(loops_of(scope.spec))
+    spec, has_loops = scope.spec, bool(scope.spec.loops)
     acc = Value("acc", spec.result_axes)
     seed, shared = early_seed(scope, acc.axes) if has_loops else None, load_shared(scope)
     if has_loops:

@@ -70,6 +70,7 @@ class Flags:
     padded: frozenset[str] | None = None  # index tensors that may hold -1; None: all of them
     strides_vary: bool = False  # from call to call, as lengths do, so that nothing is known of them
     wants_winners: bool = False  # a max or min also stores where each of its winners is
+    warp_width: int = 32  # threads of a warp of the GPU that runs it, 64 on AMD's
     is_wide: bool = False  # lengths and addresses may need 64 bits, whatever those of the example need
 
     def __str__(self) -> str:

@@ -22,8 +22,6 @@ __all__ = [
     "entries_at_once",
     "inner_turns",
     "innermost",
-    "is_fused",
-    "loops_of",
     "open_loops",
     "row_segment",
 ]
@@ -65,12 +63,6 @@ def define_single_steps(scope: Scope) -> None:
             define_step(scope, name)
 
 
-def loops_of(spec: KernelSpec) -> tuple[str, ...]:
-    """Return the index names that are looped over, the outermost first."""
-    names = spec.schedule.names
-    return (*names("segment"), *names("loop"), *(name for name in names("step") if not spec.is_one_step(name)))
-
-
 def row_segment(scope: Scope) -> tuple[Value, Value]:
     """Write the loads of where the groups of the row in scope, or of each row of a tile, begin and end."""
     if scope.segment is not None:
@@ -85,8 +77,8 @@ def row_segment(scope: Scope) -> tuple[Value, Value]:
 
 def open_loops(scope: Scope, segment: Segment = row_segment) -> Scope:
     """Write the heads of all loops and the loads in them; return the innermost scope, this one without any loop."""
-    loops = loops_of(scope.spec)
-    if is_fused(scope.spec):
+    loops = scope.spec.loops
+    if scope.spec.schedule.are_fused(loops):
         return _open_fused_loop(scope, loops, segment)
     for name in loops:
         scope = _open_loop(scope, name, segment)
@@ -101,7 +93,7 @@ def innermost(scope: Scope) -> Iterator[Scope]:
     are, and others are not. Of entries of a row that are loaded together each has one. The caller writes to each scope
     what belongs into it before it asks for the next.
     """
-    loops = loops_of(scope.spec)
+    loops = scope.spec.loops
     if _entries_at_once(scope.spec) > 1:
         yield from _open_entries(scope)
         return
@@ -189,10 +181,10 @@ def _with_row(scope: Scope) -> Scope:
 def _entries_at_once(spec: KernelSpec) -> int:
     """Return how many entries of a row are loaded at once, whose sums are added one after another."""
     schedule = spec.schedule
-    if not schedule.walks_rows or loops_of(spec) != schedule.names("segment"):
+    if not schedule.walks_rows or spec.loops != schedule.names("segment"):
         return 1
     elements = math.prod(spec.block(axis) for axis in spec.result_axes)
-    each = max(1, elements // (32 * spec.config.num_warps)) * spec.bound.dtype.itemsize
+    each = max(1, elements // spec.threads) * spec.bound.dtype.itemsize
     return entries_at_once(each, spec.owner.is_packed and spec.block(spec.owner.row) == 1)
 
 
@@ -245,7 +237,7 @@ def _open_single_values(scope: Scope, name: str) -> Scope:
     """Open a loop that takes one value of an index at a time."""
     spec, variable, extent = scope.spec, scope.index(name), scope.spec.schedule.extents[name]
     is_baked = extent <= BAKED_LOOP and not spec.is_varying(name)
-    is_unrolled = is_baked and extent <= UNROLLED and name == loops_of(spec)[-1] and not spec.schedule.is_sum
+    is_unrolled = is_baked and extent <= UNROLLED and name == spec.loops[-1] and not spec.schedule.is_sum
     turns = str(extent if is_baked else scope.extent(name))
     if name == _shared_loop(spec):
         turns = ", ".join(_part_of(scope, turns))
@@ -317,7 +309,7 @@ def _shared_loop(spec: KernelSpec) -> str | None:
     """Return the loop that programs share (split-K): that with the most turns, by the power of two of its length."""
     if spec.config.parts == 1:
         return None
-    return max(loops_of(spec), key=lambda name: power_of_two(spec.schedule.extents[name]) / spec.step(name))
+    return max(spec.loops, key=lambda name: power_of_two(spec.schedule.extents[name]) / spec.step(name))
 
 
 def _part_of(scope: Scope, turns: str) -> tuple[str, str]:
@@ -329,22 +321,9 @@ def _part_of(scope: Scope, turns: str) -> tuple[str, str]:
 # several loops as one
 
 
-def is_fused(spec: KernelSpec) -> bool:
-    """Whether nested loops around a dot become one loop, so that loads are pipelined across all of them."""
-    loops, owner = loops_of(spec), spec.schedule.owner
-    is_side_by_side = owner is not None and spec.schedule.roles[owner.row] == "tile"
-    return (
-        spec.schedule.uses_dot
-        and len(loops) > 1
-        and not (owner is not None and owner.is_packed)
-        and not is_side_by_side
-        and not any(spec.is_varying(name) for name in loops[1:])
-    )
-
-
 def inner_turns(spec: KernelSpec) -> int:
     """Return how many turns the inner loops take together for each turn of the outermost one."""
-    return math.prod(_turns(spec, name) for name in loops_of(spec)[1:])
+    return math.prod(_turns(spec, name) for name in spec.loops[1:])
 
 
 def _turns(spec: KernelSpec, name: str) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from .broadcast import Value
 from .grid import bound_index, split_merged
 from .loads import conjunction, load_available, pointer
-from .loops import inner_turns, is_fused, open_loops, row_segment
+from .loops import inner_turns, open_loops, row_segment
 from .nan_recheck import is_needed, sum_rows_again, with_few_rows, without_rows
 from .products import add_product, zeros
 from .scope import Scope
@@ -35,7 +35,7 @@ def _write_rows(scope: Scope) -> bool:
     scope.line(f"acc = {zeros(spec, acc.axes)}")
     body = open_loops(scope, _segment_of_rows)
     add_product(body, acc, in_loop=True)
-    if is_fused(spec):
+    if spec.schedule.are_fused(spec.loops):
         body.line(f"if turn + 1 == until * {inner_turns(spec)}:")
     else:
         body.line(f"if {body.index(owner.segment)} + 1 == until:")

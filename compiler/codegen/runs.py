@@ -92,7 +92,7 @@ def _at_once(spec: KernelSpec) -> int:
     if spec.schedule.tables:
         return min(MOST_OF_TABLES, spec.config.run)
     width = prod(spec.block(axis) for axis in spec.result_axes)
-    return min(MOST, max(LEAST, LOADED * 32 * spec.config.num_warps // width), spec.config.run)
+    return min(MOST, max(LEAST, LOADED * spec.threads // width), spec.config.run)
 
 
 def _write_loop(scopes: Sequence[Scope], variable: str, bounds: str, count: int, held: Sequence[Held]) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 
-from ..binding import Bound, bucket
+from ..binding import Bound
 from ..planning import Dot, Leaf, Merged, Node, Owner, Product, Schedule, Strides, Sum, is_varying
 from .broadcast import Eager, Lazy
 from .kernel import Config, Flags
@@ -89,11 +88,21 @@ class KernelSpec:
         return axes[::-1] if self.config.swap and len(axes) == 2 else axes
 
     @cached_property
+    def loops(self) -> Axes:
+        """The index names that are looped over, the outermost first."""
+        return self.schedule.loops(dict(self.config.blocks))
+
+    @cached_property
     def turn(self) -> str:
         """The index name whose values a program takes in turn, "" without such: that of runs, or of a joint kernel."""
         if self.schedule.run or self.config.run == 1 or not self.output:
             return self.schedule.run
         return next(name for name in self.schedule.names("tile") if self.is_varying(name))
+
+    @property
+    def threads(self) -> int:
+        """How many threads a program has."""
+        return self.config.num_warps * self.flags.warp_width
 
     def block(self, name: str) -> int:
         return self.config.block(name)
@@ -104,13 +113,7 @@ class KernelSpec:
 
     def is_one_step(self, name: str) -> bool:
         """Whether one tile holds all values of a summed index, so that it needs no loop."""
-        extents, owner = self.schedule.extents, self.schedule.owner
-        if owner is not None and name == owner.segment:
-            return False
-        parts = self.schedule.parts_of(name)
-        # lengths that vary are known by their power of two, and so is what several of them make together
-        lengths = [bucket(extents[part]) if self.is_varying(part) else extents[part] for part in parts]
-        return (math.prod(lengths) if len(parts) > 1 else extents[name]) <= self.block(name)
+        return self.schedule.is_one_step(name, self.block(name))
 
     def is_varying(self, name: str) -> bool:
         return is_varying(self.bound, name)

@@ -18,10 +18,10 @@ A file imports only from those above it.
 """
 
 from .aligned import Aligned, AlignedCopy, aligned
-from .block_rows import beside_each_other, may_be_listed, rows_of_a_set
+from .block_rows import blocks_side_by_side, may_be_listed, rows_of_a_set
 from .constant_tables import line_of_access, number_at
 from .contraction import SHORT, Dot, Leaf, Node, Product, Sum, dots, leaves, multiply
-from .device import DEVICES, Device, described_as, device_of, line_of
+from .device import DEVICES, H200, Device, described_as, device_of, line_of
 from .grouping import Grouping, groupings, number_of_tiles
 from .joint import holds_sums, in_turns, joint_schedules
 from .movement import VECTOR_BYTES, WARP_ROW, block_along
@@ -32,6 +32,7 @@ from .split import split
 
 __all__ = [
     "DEVICES",
+    "H200",
     "LARGEST_TILE",
     "LEAST_TILE",
     "MOST_ENTRIES",
@@ -57,8 +58,8 @@ __all__ = [
     "Strides",
     "Sum",
     "aligned",
-    "beside_each_other",
     "block_along",
+    "blocks_side_by_side",
     "described_as",
     "device_of",
     "dots",

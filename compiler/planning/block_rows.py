@@ -12,7 +12,7 @@ import torch
 
 from .device import HALF_TYPES, Device, line_of
 
-__all__ = ["MEASURED_ROWS", "MeasuredRows", "beside_each_other", "may_be_listed", "rows_of_a_set"]
+__all__ = ["MEASURED_ROWS", "MeasuredRows", "blocks_side_by_side", "may_be_listed", "rows_of_a_set"]
 
 
 class MeasuredRows(NamedTuple):
@@ -78,7 +78,7 @@ def may_be_listed(width: int, sets: int, columns: int, results: int, device: Dev
     return results >= LEAST_PROGRAMS[width] * device.wave * results_of_a_program
 
 
-def beside_each_other(block: Sequence[int], itemsize: int, blocks: int, rows: int, device: Device) -> int:
+def blocks_side_by_side(block: Sequence[int], itemsize: int, blocks: int, rows: int, device: Device) -> int:
     """Return how many neighbouring blocks of a row are taken together in one tile, or 0 if each is taken alone."""
     if max(block) > line_of(itemsize):
         return 0

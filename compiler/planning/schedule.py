@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from ...formats.facts import ConstantTables, Fact, Tables
-from ..binding import Bound, power_of_two
+from ..binding import Bound, bucket, power_of_two
 from ..language import Access, Var, walk
 from .constant_tables import line_of_access
 from .contraction import SHORT, Dot, Node, Sum, contract, dots, leaves, multiply
@@ -223,6 +223,27 @@ class Schedule(Start):
 
     def names(self, *roles: str) -> tuple[str, ...]:
         return tuple(name for name, role in self.roles.items() if role in roles)
+
+    def loops(self, blocks: Mapping[str, int]) -> tuple[str, ...]:
+        """Return the index names that a kernel with tiles of these sizes loops over, the outermost first."""
+        steps = (name for name in self.names("step") if not self.is_one_step(name, blocks[name]))
+        return (*self.names("segment"), *self.names("loop"), *steps)
+
+    def is_one_step(self, name: str, block: int) -> bool:
+        """Whether a tile of this size holds all values of a summed index, so that it needs no loop."""
+        if self.owner is not None and name == self.owner.segment:
+            return False
+        parts = self.parts_of(name)
+        # lengths that vary are known by their power of two, and so is what several of them make together
+        lengths = [bucket(self.extents[part]) if is_varying(self.bound, part) else self.extents[part] for part in parts]
+        return (math.prod(lengths) if len(parts) > 1 else self.extents[name]) <= block
+
+    def are_fused(self, loops: Sequence[str]) -> bool:
+        """Whether nested loops around a dot become one loop, so that loads are pipelined across all of them."""
+        owner = self.owner
+        is_by_entry = owner is not None and (owner.is_packed or self.roles[owner.row] == "tile")
+        has_fixed_turns = not any(is_varying(self.bound, name) for name in loops[1:])
+        return self.uses_dot and len(loops) > 1 and not is_by_entry and has_fixed_turns
 
     def __str__(self) -> str:
         rows = [f"{'index':10}{'extent':>10}  role"]
@@ -588,7 +609,7 @@ def _without_dot(start: Start, strides: Strides, least: int = DEEP_EXTENT) -> li
     return [deep] if deep.extents[deep.names("step")[0]] >= SHARED_LOOP else [deep, plain]
 
 
-def _deep_schedule(start: Start, strides: Strides, plain: Schedule, least: int = DEEP_EXTENT) -> Schedule | None:
+def _deep_schedule(start: Start, strides: Strides, plain: Schedule, least: int) -> Schedule | None:
     """Return a schedule with several summands side by side instead of results: many loads are then in flight.
 
     None if no loop has `least` summands, or if summands are side by side already. The entries of a row count as many.

@@ -218,10 +218,10 @@ class Grouped(Faster):
         size = tuple(sizes) if grouping.is_summed else tuple(extents[str(index)] for index in flat_output.indices)
         part = Bound(inner, extents, shapes, dtypes, size, self.compute_dtype, bound.device, False)
         names = placeholders(part)
-        known = [
+        read_by_entry = [
             name for name in (*names, *([owner.name] if owner is not None else [])) if self.is_member(grouping, name)
         ]
-        members = tuple(dict.fromkeys(known))
+        members = tuple(dict.fromkeys(read_by_entry))
         padded = self.padded - set(members)
         lowering = Faster(part, padded & set(shapes), True, way=self.way)
         function = compiled(lowering.finished_graph(False))

@@ -10,7 +10,9 @@ A file imports only from those above it.
     launch        Triton source to a loaded kernel, and its launch
     copies        the sum of copies of an output, as a kernel of its own
     joint         the launch of a kernel with several outputs
-    plan          a recorded run to a launch plan: guards, then a line for each step
+    plan_steps    the steps of a recorded run that its result depends on
+    generalise    two recorded runs to the steps of all calls that differ in lengths alone
+    plan          these steps to a launch plan: guards, then a line for each step
     range_kernel  the kernel that reads the range of an index tensor
     ranges        index values against the dimensions they point into, read once per tensor and remembered
     group_kernels  the kernels that put positions into tiles of equal value
@@ -21,13 +23,13 @@ A file imports only from those above it.
 """
 
 from .cache_folder import cache_dir, cache_size, remove_abandoned, replace_file, warn_damaged, warn_unusable
-from .calls import PLAIN_CALLS, arguments, unchecked
+from .calls import PLAIN_CALLS, plan_arguments, unchecked
 from .copies import sum_of_copies
-from .group_tables import GroupTables, group_tables, has_met, meet, new_group_tables
+from .group_tables import GroupTables, group_tables, new_group_tables, note_use, was_used
 from .joint import JointLauncher, joint_launcher
 from .launch import INTERPRETED, TRITON_VERSION, Launcher, launcher, load, on_device, reason_of
 from .plan import EPOCH
-from .plan_cache import Owner, keep_learning, planned, replayed
+from .plan_cache import CacheOwner, keep_learning, planned, replayed
 from .ranges import (
     ascends,
     check_ranges,
@@ -48,12 +50,11 @@ __all__ = [
     "INTERPRETED",
     "PLAIN_CALLS",
     "TRITON_VERSION",
+    "CacheOwner",
     "GroupTables",
     "JointLauncher",
     "Launcher",
-    "Owner",
     "active",
-    "arguments",
     "as_memory",
     "as_traced",
     "ascends",
@@ -63,18 +64,18 @@ __all__ = [
     "check_ranges",
     "followed",
     "group_tables",
-    "has_met",
     "joint_launcher",
     "keep_learning",
     "launcher",
     "load",
-    "meet",
     "new_group_tables",
+    "note_use",
     "on_device",
     "outside_modes",
     "outside_transforms",
     "owned",
     "paused",
+    "plan_arguments",
     "planned",
     "read_ranges",
     "reason_of",
@@ -92,4 +93,5 @@ __all__ = [
     "unchecked",
     "warn_damaged",
     "warn_unusable",
+    "was_used",
 ]

@@ -13,7 +13,7 @@ from torch.nn import Parameter
 from ...lru_cache import LRUCache
 from ..binding import SparseFormat
 
-__all__ = ["PLAIN_CALLS", "arguments", "unchecked"]
+__all__ = ["PLAIN_CALLS", "plan_arguments", "unchecked"]
 
 Operand = Any  # a Tensor or a SparseFormat
 CALLS = 4096  # over plain tensors that are kept, with what tells that a call came once; of about 4 kB each
@@ -26,7 +26,7 @@ def unchecked(expr: str, operands: Mapping[str, Operand], size: Sequence[int] | 
     return size
 
 
-def arguments(expr: object, operands: Mapping[str, Operand], size: Sequence[int] | None) -> tuple[Any, ...]:
+def plan_arguments(expr: object, operands: Mapping[str, Operand], size: Sequence[int] | None) -> tuple[Any, ...]:
     """Return (cache of plans, key of the call, tensors, size), which `replayed` takes, then what `planned` takes more.
 
     That is (whether lengths may vary, pattern). The tensors are the operands in the caller's order, a format's values
@@ -55,7 +55,7 @@ def _over_format(
     tensors: list[Any],
     place: int,
 ) -> tuple[Any, ...]:
-    """Return the cache, the key and the tensors of a call with a format at a place among its operands, see `arguments`.
+    """Return `plan_arguments` of a call with a format at a place among its operands.
 
     Raises AttributeError if it is none, and TypeError if there is another operand that is no tensor, or if a tracer
     made its values.

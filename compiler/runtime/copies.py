@@ -11,7 +11,7 @@ from ...lru_cache import LRUCache
 from ..binding import SHORT_LENGTH, Bound, Meta, bind, kernel_strides, power_of_two, row_major
 from ..codegen import Config, Flags, emit
 from ..language import parse
-from ..planning import schedules
+from ..planning import device_of, schedules
 from .launch import INTERPRETED, Launcher, launcher
 
 __all__ = ["sum_of_copies"]
@@ -66,7 +66,8 @@ def _launcher(bound: Bound) -> Launcher:
     copies, elements = bound.shapes["T"]
     columns = min(power_of_two(elements), COLUMNS)
     sizes = {"r": min(power_of_two(copies), ELEMENTS // columns), "a": columns}
-    warps = max(1, min(prod(sizes.values()) // (32 * EACH), MOST_WARPS))
+    warp_width = device_of(bound.device).warp_width
+    warps = max(1, min(prod(sizes.values()) // (warp_width * EACH), MOST_WARPS))
     config = Config(tuple((axis, sizes[axis]) for axis in schedule.axes), warps)
-    kernel = emit(schedule, strides, config, Flags(interpreted=INTERPRETED, strides_vary=True))
+    kernel = emit(schedule, strides, config, Flags(interpreted=INTERPRETED, strides_vary=True, warp_width=warp_width))
     return launcher(bound, schedule, kernel, strides, tuple(bound.shapes), bound.dtype)

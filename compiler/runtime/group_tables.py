@@ -32,10 +32,10 @@ except ImportError:  # no Triton, not on Linux: sorting does it
 __all__ = [
     "GroupTables",
     "group_tables",
-    "has_met",
-    "meet",
     "new_group_tables",
+    "note_use",
     "sorted_tables",
+    "was_used",
 ]
 
 _CAPTURED = "_insum_captured_groups"
@@ -129,14 +129,14 @@ def group_tables(index: Tensor, count: int, tile: int, keeps_order: bool = False
     return tables
 
 
-def meet(index: Tensor) -> None:
+def note_use(index: Tensor) -> None:
     """Note that an index tensor was used: if it is used again, unchanged, its tables are worth being made."""
-    may_meet = not is_captured(index.device) and may_keep(index) and not index.is_inference()
-    if may_meet and _Groups.kept_with(index) is None:
+    may_note = not is_captured(index.device) and may_keep(index) and not index.is_inference()
+    if may_note and _Groups.kept_with(index) is None:
         _Groups(index).keep(index)
 
 
-def has_met(index: Tensor) -> bool:
+def was_used(index: Tensor) -> bool:
     """Return whether an index tensor was used before, unchanged since; during a capture, whether it has tables."""
     groups = _Groups.kept_with(index)
     if groups is None or not is_captured(index.device):
@@ -148,7 +148,7 @@ def _remembered(index: Tensor, count: int, tile: int, keeps_order: bool) -> Grou
     """Return the tables that are kept with a tensor, made first if there are none."""
     if not may_keep(index) or index.is_inference():
         return new_group_tables(index, count, tile, keeps_order)
-    meet(index)
+    note_use(index)
     groups, key = _Groups.kept_with(index), (count, tile, keeps_order or is_deterministic())
     tables = None if groups is None else groups.tables.get(key)
     if is_captured(index.device):

@@ -8,8 +8,8 @@ state of a call, so threads share it, and it holds the tensors that are pinned, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,9 +18,10 @@ from torch import Tensor
 from ...formats.guard import address_expression, address_of, change_expression
 from ...formats.torch_state import HALF
 from .enqueue import LaunchCall
-from .recording import Call, Check, Launch, Range, Recording, Slice, Slot, Step, slots_in
+from .plan_steps import ALLOCATE, Length, Steps, reads_of, touched_by_torch
+from .recording import Call, Launch, Range, Slice, Slot, Step, slots_in
 
-__all__ = ["EPOCH", "Epoch", "Length", "Plan", "Services", "generalised", "plan_of"]
+__all__ = ["EPOCH", "Epoch", "Plan", "Services", "plan_of"]
 
 
 class Epoch:
@@ -30,19 +31,6 @@ class Epoch:
 
 
 EPOCH = Epoch()
-ALLOCATE = torch.empty_strided  # as recordings see it, whoever wraps torch's name for it later
-FILLS = (Tensor.zero_, Tensor.fill_)  # which write all of a tensor, whatever its shape
-
-
-@dataclass(frozen=True)
-class Length:
-    """`factor` times a length that varies from call to call: the first dimension of an input, or a number."""
-
-    factor: int
-    place: int  # among the inputs' first dimensions, then the numbers
-
-    def __str__(self) -> str:
-        return f"n{self.place}" if self.factor == 1 else f"{self.factor} * n{self.place}"
 
 
 @dataclass(frozen=True)
@@ -80,47 +68,6 @@ class Plan:
         return self.source
 
 
-@dataclass(frozen=True)
-class Steps:
-    """What a plan is made of; its numbers may be Lengths."""
-
-    inputs: int
-    steps: tuple[Step, ...]
-    ranges: tuple[Range, ...]
-    checks: tuple[Check, ...]
-    pinned: Mapping[int, Tensor]
-    result: Any
-    dtypes: frozenset[torch.dtype]  # by which torch's flags for sums of halves and products of float32 matter or not
-    device: torch.device
-    is_for_eager_calls: bool
-    filled: frozenset[int]  # the inputs that are not empty: they must have memory
-    has_values: bool  # some input is of numbers, not of positions
-    ranged: Mapping[int, tuple[Any, ...]]  # inputs whose ranges are asked: shape, strides and dtype
-    owned: frozenset[int]  # ids of pinned tensors that the cache's owner guards
-
-    @classmethod
-    def of(cls, recording: Recording, result: Any, owned: Iterable[Tensor | None]) -> Steps:
-        """Return the steps of a recorded run that its result, with Slots for tensors, depends on."""
-        count = len(recording.inputs)
-        steps, result = _in_final_shape(_needed(_without_expansion(recording.steps), result), result)
-        read = {slot.number for step in steps for slot in _reads(step)}
-        pinned = {number: tensor for number, tensor in recording.pinned.items() if number in read}
-        ranges = tuple(
-            dict.fromkeys(r for r in recording.ranges if r.slot.number < count or r.slot.number in recording.pinned)
-        )
-        pinned |= {r.slot.number: recording.pinned[r.slot.number] for r in ranges if r.slot.number >= count}
-        dtypes = frozenset([tensor.dtype for tensor in recording.seen])
-        device = recording.inputs[0].device
-        guarded = frozenset([id(tensor) for tensor in owned])
-        filled = frozenset([at for at, tensor in enumerate(recording.inputs) if tensor.numel()])
-        eager = recording.is_for_eager_calls
-        ranged_inputs = {r.slot.number: recording.inputs[r.slot.number] for r in ranges if r.slot.number < count}
-        ranged = {at: (tuple(index.shape), index.stride(), index.dtype) for at, index in ranged_inputs.items()}
-        checks = tuple(dict.fromkeys(recording.checks))
-        kinds = device, eager, filled, any([tensor.is_floating_point() for tensor in recording.inputs])
-        return cls(count, steps, ranges, checks, pinned, result, dtypes, *kinds, ranged, guarded)
-
-
 def plan_of(steps: Steps, services: Services, lengths: Sequence[Any] = ()) -> Plan | None:
     """Return the plan of recorded steps; None if a pinned index tensor does not tell when it changes.
 
@@ -137,101 +84,6 @@ def plan_of(steps: Steps, services: Services, lengths: Sequence[Any] = ()) -> Pl
     replay = scope["plan"](**writer.constants)
     is_launched = all([isinstance(step, Launch) or step.function is ALLOCATE for step in steps.steps])
     return Plan(steps.steps, steps.ranges, steps.pinned, steps.result, source, replay, is_launched)
-
-
-def _reads(step: Step) -> list[Slot]:
-    """Return the tensors that a step takes."""
-    if isinstance(step, Launch):
-        return [*step.tensors]
-    return slots_in((step.args, [value for _, value in step.kwargs]))
-
-
-def _needed(steps: Sequence[Step], result: Any) -> list[Step]:
-    """Return the steps that a result depends on, or that write to a tensor."""
-    needed, needed_steps = {slot.number for slot in slots_in(result)}, list[Step]()
-    for step in reversed(steps):
-        reads = {slot.number for slot in _reads(step)}
-        if isinstance(step, Call) and not step.has_effect:
-            results = {slot.number for slot in slots_in(step.results)}
-            if not results & needed or results <= reads:  # what returns its argument does nothing
-                continue
-        needed |= reads
-        needed_steps.append(step)
-    return needed_steps[::-1]
-
-
-def _without_expansion(steps: Sequence[Step]) -> list[Step]:
-    """Return the steps, new memory filled with a tensor as it is where that was expanded first: `copy_` does that."""
-    rewritten = list(steps)
-    for at, step in enumerate(steps):
-        if isinstance(step, Launch) or step.function is not Tensor.copy_ or len(step.args) != 2:
-            continue
-        memory, expansion = (_maker(steps, slot) for slot in step.args)
-        if memory is None or memory.function is not ALLOCATE or expansion is None:
-            continue
-        view = expansion.view(step.args[1]) if expansion.function is Tensor.expand else None
-        if view is not None and view.size == tuple(memory.args[0]):
-            rewritten[at] = replace(step, args=(step.args[0], view.base))
-    return rewritten
-
-
-def _in_final_shape(steps: Sequence[Step], result: Any) -> tuple[tuple[Step, ...], Any]:
-    """Allocate what is returned as a view in the view's shape at once, if kernels alone write to it."""
-    rewritten = list(steps)
-    for slot in slots_in(result):
-        chain, call = [slot], _maker(rewritten, slot)
-        while call is not None and (base_view := call.view(chain[-1])) is not None and base_view.is_whole:
-            chain.append(base_view.base)
-            call = _maker(rewritten, base_view.base)
-        last_call = None if len(chain) == 1 else _maker(rewritten, slot)
-        if last_call is None or call is None or call.function is not ALLOCATE:
-            continue
-        allocated, view_calls = chain[-1], [_maker(rewritten, link) for link in chain[:-1]]
-        if any(link in slots_in(result) for link in chain[1:]):  # returned in its own shape too
-            continue
-        users = [step for step in rewritten if allocated in _reads(step) and step not in view_calls]
-        is_memory = all(isinstance(step, Launch) or step.function in FILLS for step in users)
-        if not is_memory or any(_count(rewritten, link) > 1 for link in chain[1:-1]) or _count(rewritten, slot):
-            continue
-        final = last_call.view(slot)
-        assert final is not None
-        at = rewritten.index(call)
-        rewritten[at] = replace(call, args=(final.size, final.strides))
-        rewritten = [step for step in rewritten if step not in view_calls]
-        result = _renamed(result, slot, allocated)
-    return tuple(rewritten), result
-
-
-def _maker(steps: Sequence[Step], slot: Slot) -> Call | None:
-    """Return the call that made a tensor; None for inputs, pinned tensors and results of several."""
-    for step in steps:
-        if isinstance(step, Call) and not step.has_effect and step.results == slot:
-            return step
-    return None
-
-
-def _touched_by_torch(steps: Sequence[Step]) -> set[int]:
-    """Return the tensors whose memory torch functions read or write, by their numbers, be it through views of them."""
-    calls = [step for step in steps if isinstance(step, Call)]
-    bases = {view.slot.number: view.base.number for call in calls for view in call.views}
-    touched = set()
-    for number in [slot.number for call in calls if not call.views for slot in _reads(call)]:
-        while number in bases:
-            number = bases[number]
-        touched.add(number)
-    return touched
-
-
-def _count(steps: Sequence[Step], slot: Slot) -> int:
-    """Return how many times steps take a tensor."""
-    return sum(_reads(step).count(slot) for step in steps)
-
-
-def _renamed(result: Any, old: Slot, new: Slot) -> Any:
-    """Return a result with the tensor `new` in the place of `old`."""
-    if isinstance(result, tuple):
-        return tuple([_renamed(part, old, new) for part in result])
-    return new if result == old else result
 
 
 class _Writer:
@@ -313,7 +165,7 @@ class _Writer:
                 return False
             self.miss_if(change_expression(name, tensor, is_version_compared=True))
         # of the inputs that kernels take, their launches ask for addresses themselves
-        lives = plan.filled if plan.device.type == "cpu" else plan.filled & _touched_by_torch(plan.steps)
+        lives = plan.filled if plan.device.type == "cpu" else plan.filled & touched_by_torch(plan.steps)
         if lives:
             self.miss_if(f"not ({' and '.join([self.pointer(at) for at in sorted(lives)])})")
         for at, length in enumerate(lengths):
@@ -344,7 +196,7 @@ class _Writer:
         if is_generalised:
             self.lines += asked
         else:
-            known = "".join(f"r{number}.values, " for number in numbers)
+            remembered = "".join(f"r{number}.values, " for number in numbers)
             conditions = [
                 services.range_expression(
                     f"x{number}",
@@ -355,7 +207,7 @@ class _Writer:
                 )
                 for number in numbers
             ]
-            self.lines += [f"if {' and '.join(conditions)}:", f"    {bounds}= {known}", "else:"]
+            self.lines += [f"if {' and '.join(conditions)}:", f"    {bounds}= {remembered}", "else:"]
             self.lines += [f"    {line}" for line in asked]
         for each in checked:
             number = each.slot.number
@@ -371,7 +223,7 @@ class _Writer:
                 if len(step.views) == len(results) and not results & read_as_tensors:
                     views |= results
                 else:
-                    read_as_tensors |= {slot.number for slot in _reads(step)}
+                    read_as_tensors |= {slot.number for slot in reads_of(step)}
         return views
 
     def write_steps(self) -> None:
@@ -398,7 +250,7 @@ class _Writer:
         bases = {view.slot.number: view.base.number for view in views}
         last: dict[int, int] = {}
         for at, step in enumerate(self.plan.steps):
-            for slot in [*_reads(step), *(slots_in(step.results) if isinstance(step, Call) else ())]:
+            for slot in [*reads_of(step), *(slots_in(step.results) if isinstance(step, Call) else ())]:
                 number: int | None = slot.number
                 while number is not None:
                     last[number] = at
@@ -508,9 +360,9 @@ class _Writer:
         if stream not in self.streams:
             self.streams[stream] = f"s{len(self.streams)}"
             self.lines.append(f"{self.streams[stream]} = {stream}")
-        given = [f"({', '.join(arguments)},)"] if call.is_packed else arguments
+        passed = [f"({', '.join(arguments)},)"] if call.is_packed else arguments
         fixed = [self.text(value) for value in call.fixed]
-        return f"{self.constant(call.function)}({programs}, 1, 1, {', '.join([self.streams[stream], *fixed, *given])})"
+        return f"{self.constant(call.function)}({programs}, 1, 1, {', '.join([self.streams[stream], *fixed, *passed])})"
 
 
 def _sum(pointer: str, offset: int) -> str:
@@ -518,98 +370,3 @@ def _sum(pointer: str, offset: int) -> str:
     if pointer.isdigit():
         return str(int(pointer) + offset)
     return pointer if offset == 0 else f"{pointer} + {offset}"
-
-
-def generalised(
-    first: Steps, second: Steps, lengths: Sequence[int | None], other_lengths: Sequence[int | None]
-) -> tuple[Steps, list[Any]] | None:
-    """Return steps that hold for both runs and all others of their kind, numbers that differ being Lengths.
-
-    `lengths` are the first dimensions of the inputs and the numbers of each call; None where a dimension is compared
-    anyway. A number that differs between the runs is a multiple of a length that differs likewise. Lengths that are
-    equal in both runs must be equal in each call, and one that has not changed must not change. Return None if the
-    runs took different steps or a number is no such multiple. With the steps comes what each length must be.
-    """
-    pairs = list(zip(lengths, other_lengths))
-    if first.inputs != second.inputs or len(first.steps) != len(second.steps):
-        return None
-    if len(first.ranges) != len(second.ranges) or first.checks != second.checks:
-        return None
-    if any(first.pinned.get(at) is not tensor for at, tensor in second.pinned.items()):
-        return None
-    joined = _Join(pairs)
-    steps = tuple([joined.step(part, other_part) for part, other_part in zip(first.steps, second.steps)])
-    ranges = tuple([joined.range(part, other_part) for part, other_part in zip(first.ranges, second.ranges)])
-    result = joined.value(first.result, second.result)
-    if joined.differs:
-        return None
-    conditions: list[Any] = []
-    for pair in pairs:
-        if pair[0] is None:
-            conditions.append(None)
-        else:
-            conditions.append(pair[0] if pair[0] == pair[1] else Length(1, pairs.index(pair)))
-    return replace(first, steps=steps, ranges=ranges, result=result), conditions
-
-
-class _Join:
-    """Two recorded runs, joined part by part; `differs` says whether some part can't be joined."""
-
-    def __init__(self, pairs: Sequence[tuple[int | None, int | None]]) -> None:
-        self.varying = [
-            (at, length, other_length)
-            for at, (length, other_length) in enumerate(pairs)
-            if length and other_length and length != other_length
-        ]
-        self.differs = False
-
-    def step(self, first: Step, second: Step) -> Step:
-        """Return a step that stands for both."""
-        if isinstance(first, Launch) and isinstance(second, Launch):
-            self.differs |= first.kernels is not second.kernels or first.tensors != second.tensors
-            self.differs |= (first.unaligned, first.parts) != (second.unaligned, second.parts)
-            self.differs |= len(first.grid) != len(second.grid)
-            axes = zip(first.grid, second.grid)
-            grid = tuple([(self.value(extent, other_extent), block) for (extent, block), (other_extent, _) in axes])
-            numbers = self.value(first.numbers, second.numbers)
-            return replace(first, grid=grid, numbers=numbers)
-        if isinstance(first, Call) and isinstance(second, Call):
-            self.differs |= first.function != second.function or first.results != second.results
-            self.differs |= first.has_effect != second.has_effect or len(first.views) != len(second.views)
-            for view, other_view in zip(first.views, second.views):  # their sizes follow from what they are made of
-                self.differs |= (view.slot, view.base) != (other_view.slot, other_view.base)
-                self.differs |= view.offset != other_view.offset
-            args, kwargs = self.value(first.args, second.args), self.value(first.kwargs, second.kwargs)
-            return replace(first, args=args, kwargs=kwargs)
-        self.differs = True
-        return first
-
-    def range(self, first: Range, second: Range) -> Range:
-        """Return a guard on an index range that stands for both."""
-        same = replace(second, extent=first.extent)
-        self.differs |= first != same
-        return replace(first, extent=self.value(first.extent, second.extent))
-
-    def value(self, first: Any, second: Any) -> Any:
-        """Return an argument that stands for both: equal ones as they are, integers that differ as a Length."""
-        if type(first) is not type(second):
-            self.differs = True
-            return first
-        if isinstance(first, (tuple, list)):
-            self.differs |= len(first) != len(second)
-            parts = [self.value(length, other_length) for length, other_length in zip(first, second)]
-            return tuple(parts) if isinstance(first, tuple) else parts
-        if isinstance(first, Slice):
-            parts = [self.value(getattr(first, part), getattr(second, part)) for part in ("start", "stop", "step")]
-            return Slice(*parts)
-        if type(first) is int and first != second:
-            multiples = {
-                (length, other_length): Length(first // length, at)
-                for at, length, other_length in reversed(self.varying)
-                if first % length == 0 and first // length * other_length == second
-            }
-            if len(multiples) == 1:  # of two that grow alike nobody knows which it is
-                return next(iter(multiples.values()))
-        is_nan = first != first and second != second  # NaN is the same number as NaN here
-        self.differs |= bool(first != second) and not is_nan
-        return first

@@ -16,7 +16,7 @@ with its pattern, and another one as soon as the pattern changes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -40,15 +40,18 @@ from ...formats.torch_state import (
     transforms,
 )
 from ..binding import fact_class, shape_class
+from .generalise import generalised
 from .launch import INTERPRETED, SEVERAL_GPUS, misaligned
-from .plan import Plan, Services, Steps, generalised, plan_of
+from .plan import Plan, Services, plan_of
+from .plan_steps import Steps
 from .ranges import ascends, range_expression, remembered_ranges
 from .recording import Recording, Recordings, active
 from .tensor_guard import layout_guard
 
-__all__ = ["Owner", "keep_learning", "planned", "replayed"]
+__all__ = ["CacheOwner", "keep_learning", "planned", "replayed"]
 
 Cache = dict[Any, Any]
+Result = TypeVar("Result")
 Learn = Callable[[Any, Sequence[Tensor], Any], Any]
 RECENT = 6  # layouts of one call that are compared by a tensor guard, which is faster than making a key
 VARIANTS = 4  # plans of one kind, which differ in what their guards ask, such as which index tensors are padded
@@ -88,8 +91,8 @@ SERVICES = Services(
 )
 
 
-class Owner(Protocol):
-    """A format, whose `memory` is a cache of plans."""
+class CacheOwner(Protocol):
+    """What keeps a cache of plans with itself, as a format does in its `memory`."""
 
     def unguarded(self) -> list[Tensor]: ...
 
@@ -196,14 +199,14 @@ def keep_learning(
 def planned(
     cache: Cache,
     call_key: object,
-    function: Callable[..., Any],
+    function: Callable[..., Result],
     tensors: Sequence[Tensor],
     numbers: tuple[int, ...] = (),
     varies: bool = False,
-    owned: Owner | tuple[()] | None = (),
+    owned: CacheOwner | tuple[()] | None = (),
     kind: str = "",
     facts: int = 0,
-) -> Any:
+) -> Result:
     """Return `function(*tensors)`, replayed from a plan if there is one for tensors like these.
 
     Args:
@@ -219,7 +222,7 @@ def planned(
         kind: tells functions apart that have one `call_key`, and differ in whether gradients are asked for.
         facts: how many of the last tensors are those of a fact, on whose lengths no kernel is built.
     """
-    result = replayed(cache, call_key, tensors, numbers)
+    result: Result | None = replayed(cache, call_key, tensors, numbers)
     if result is not None:
         return result
     refuse_script_tracer()
@@ -238,12 +241,12 @@ def _by_key(
     cache: Cache,
     recent_key: tuple[Any, ...],
     kind: str,
-    function: Callable[..., Any],
+    function: Callable[..., Result],
     tensors: Sequence[Tensor],
     varies: bool,
-    owned: Owner | tuple[()] | None,
+    owned: CacheOwner | tuple[()] | None,
     facts: int,
-) -> Any:
+) -> Result:
     """Return the result of a call that no guard of a recent layout accepts: by a plan that a key finds, or recorded."""
     call_key, numbers, *_ = recent_key
     settings = (kind, call_key), numbers, len(tensors), float32_precision(), is_deterministic()
@@ -256,7 +259,7 @@ def _by_key(
         if recent != ():
             cache[recent_key] = _with_recent(recent or (), layout, tensors)
         for plan in layout.plans:
-            result = plan.replay(*tensors, *numbers)
+            result: Result | None = plan.replay(*tensors, *numbers)
             if result is not None:
                 return result
         if type(layout) is _AnyLength:  # whose plans are for every length: what is recorded below is for these
@@ -321,11 +324,11 @@ def _any_length_key(
 def _recorded(
     layout: _Layout,
     any_length: _AnyLength | None,
-    function: Callable[..., Any],
+    function: Callable[..., Result],
     tensors: Sequence[Tensor],
     lengths: list[int | None],
-    owned: Owner | tuple[()] | None,
-) -> Any:
+    owned: CacheOwner | tuple[()] | None,
+) -> Result:
     """Run a function, and make a plan of what it does if one can be made now."""
     if layout.attempts >= ATTEMPTS or (any_length is not None and any_length.attempts >= ATTEMPTS and not layout.plans):
         return function(*tensors)

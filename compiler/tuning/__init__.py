@@ -6,7 +6,7 @@ A file imports only from those above it.
     tuning_cache  tuned configs, kept in memory and on disk, one JSON file per key
     exemplars     statements by whose kernels a version of the code generator is known
     footprint     what a config would occupy of a multiprocessor, estimated from its schedule
-    streams       tiles of long sums that read stretches of memory, by the bytes in flight
+    stretches     tiles of long sums that read stretches of memory, by the bytes in flight
     cost          how long a candidate takes, about, and the statement at least, by the device model
     measured      what was fastest where it was measured, as points of the space of configs
     space         every config that a schedule may have, and those worth timing
@@ -14,11 +14,14 @@ A file imports only from those above it.
     search        which candidates are built, and when it is enough
     tuning_file   all tuned configs as one file for another machine, and such a file read
     captured      a graph of several calls, for timing; torch is as it was where that fails
+    clock         how long one call takes
+    choice        which of several calls with one result is the fastest
     autotune      which strategy, schedule and config runs a statement fastest
     joint         the same of several statements in one kernel
 """
 
-from .autotune import Timing, cached_launcher, choose, fastest, host_milliseconds, recall, refusals, tune
+from .autotune import Timing, cached_launcher, choose, host_milliseconds, recall, refusals, tune
+from .choice import fastest
 from .cost import NEAR, floor_milliseconds
 from .joint import JointProblem, joint_problem
 from .problem import (
@@ -35,13 +38,12 @@ from .problem import (
 from .search import FIRST, Search, next_batch
 from .settings import may_be_timed, tuning_mode
 from .tuning_cache import Key
-from .tuning_file import Imported, Tuned, clear_cache, export_tuned, import_tuned, tuned
+from .tuning_file import Tuned, clear_cache, export_tuned, import_tuned, tuned
 
 __all__ = [
     "FIRST",
     "NEAR",
     "Candidate",
-    "Imported",
     "JointProblem",
     "Key",
     "Problem",

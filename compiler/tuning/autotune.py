@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, partial
-from time import perf_counter, thread_time
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,19 +18,18 @@ from ...lru_cache import LRUCache
 from ..binding import Bound
 from ..language import UnsupportedError
 from ..planning import device_of
-from ..runtime import Launcher, cache_dir, on_device, paused, reason_of
-from .captured import captured
+from ..runtime import Launcher, on_device, paused, reason_of
+from .clock import ALIKE, HOPELESS, OUT_OF_MEMORY, device_milliseconds, is_out_of_memory
 from .problem import Candidate, Problem, candidates, device_name, resize
 from .search import BUILDERS, Search
 from .settings import is_tuning_on, may_be_timed, tuning_mode
-from .tuning_cache import Choices, Entry, Key, TuningCache
+from .tuning_cache import Choices, Entry, current_cache
 
 __all__ = [
     "BUILDERS",
     "Timing",
     "cached_launcher",
     "choose",
-    "fastest",
     "host_milliseconds",
     "recall",
     "refusals",
@@ -39,23 +37,14 @@ __all__ = [
 ]
 
 
-TIMED_CALLS = 10  # captured in one graph, so that launches do not count
-TIMED_SECONDS = 0.02  # of replays per candidate
-FEWEST_CALLS = 5  # of each candidate on a CPU: from the fourth call on there is a plan
-LONG_CALL = 10.0  # milliseconds, beside which a launch does not count
-LAUNCH = 0.02  # milliseconds, more than a kernel needs to begin after the host has asked for it
-HOPELESS = 3.0  # a first call this many times slower than the best ends a candidate's timing
 LAUNCHERS = 2048  # kept, of a few kB each; those of one kernel share its source
 # Operations of a call on its stream, by how its output is prepared before the launch: not at all, by a memset, or by
 # filling picked rows, which is an estimate. Tiny problems wait for the host, so one launch is best for them.
 OPERATIONS = {"": 1, "zero": 2, "fill": 5}
-ALIKE = 1.03  # times the least: calls that the device finds equally good, by what two runs of one differ
 BAR_AFTER = 1.0  # seconds before a progress bar appears
-OUT_OF_MEMORY = "out of memory"  # why a candidate has no time, as the errors of torch, Triton and the driver put it
 
 
 Refusal = tuple[Choices, str]  # a candidate that can't be built for this GPU, and why
-Others = Callable[[str, Mapping[str, float]], Sequence[str]]  # names to be timed next, by the best one and all times
 
 
 @dataclass(frozen=True)
@@ -76,11 +65,6 @@ _launchers: LRUCache[Launcher] = LRUCache(LAUNCHERS)
 # by signature: the candidates that could not be built, and why; and the error of problems of which none could be built
 _refused: LRUCache[list[Refusal]] = LRUCache(LAUNCHERS)
 _hopeless: LRUCache[str] = LRUCache(LAUNCHERS)
-
-
-@cache
-def _cache(folder: str) -> TuningCache:
-    return TuningCache()
 
 
 def cached_launcher(key: object, bound: Bound, fact: Fact | None) -> Launcher | None:
@@ -108,7 +92,7 @@ def choose(
         try:
             launcher = _choose(problem, tensors, fact, goal)
         except UnsupportedError as error:
-            if not captures and not _is_out_of_memory(error):
+            if not captures and not is_out_of_memory(error):
                 _hopeless[problem.signature] = str(error)
             raise
         if captures:  # the launcher was not timed, so it is not kept
@@ -131,7 +115,7 @@ def _choose(problem: Problem, tensors: Sequence[Tensor], fact: Fact | None, goal
         return recalled
     if not may_be_timed(problem.bound.device):
         return _first(problem, tensors, fact)
-    with _cache(str(cache_dir())).lock(problem.key):
+    with current_cache().lock(problem.key):
         recalled = _recalled(problem, tensors, fact)  # another process may have tuned it while this one waited
         if recalled is not None:
             return recalled
@@ -158,7 +142,7 @@ def _built(
         launcher = problem.launcher(candidate)
         launcher.build(tensors, fact)
     except UnsupportedError as error:
-        if _is_out_of_memory(error):  # it may be built later, so nothing is kept
+        if is_out_of_memory(error):  # it may be built later, so nothing is kept
             return None, OUT_OF_MEMORY
         reason = reason_of(error.__cause__ or error)
         noted = _refused.get(problem.signature) or []
@@ -208,7 +192,7 @@ def _ranked(problem: Problem) -> Iterator[Candidate]:
 
 def _entry(problem: Problem) -> Entry | None:
     """Return what the tuning cache holds for a problem; None if nothing, or if tuning is off."""
-    return _cache(str(cache_dir())).get(problem.key) if is_tuning_on() else None
+    return current_cache().get(problem.key) if is_tuning_on() else None
 
 
 def _find(problem: Problem, choices: Choices) -> Candidate | None:
@@ -267,7 +251,7 @@ def tune(
 ) -> tuple[tuple[Timing, ...], Launcher]:
     """Time every candidate on scratch outputs and remember the best; return all times, best first, and its launcher."""
     _forget()
-    with _cache(str(cache_dir())).lock(problem.key):
+    with current_cache().lock(problem.key):
         return _measure(problem, tensors, fact, full)
 
 
@@ -299,7 +283,7 @@ def _timed(
     ranked = tuple(sorted([(choices, ms) for choices, ms in all_times if ms is not None], key=lambda pair: pair[1]))
     entry = Entry(best, ranked, trials.refused)
     if all(timing.reason != OUT_OF_MEMORY for timing in timings):  # else a later call tunes again
-        _cache(str(cache_dir())).put(problem.key, entry)
+        current_cache().put(problem.key, entry)
     quickest = _for_captures(entry)
     for _, way, choices in measured:
         if way is not None and choices == quickest:
@@ -362,69 +346,11 @@ def _time_one(
         return None, reason
     try:
         with on_device(problem.bound.device):
-            return _time(partial(way, tensors, fact), hopeless), reason
+            return device_milliseconds(partial(way, tensors, fact), hopeless), reason
     except RuntimeError as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         return None, OUT_OF_MEMORY
-
-
-def fastest(
-    key: Key,
-    ways: Collection[str],
-    first: Sequence[str],
-    start: Callable[[str], tuple[Callable[[], object], float] | None],
-    times: dict[str, float] | None = None,
-    is_new: bool = False,
-    is_waited_for: bool = False,
-    enough: float = 0.0,
-    others: Others = lambda best, times: (),
-) -> str:
-    """Return the name of the fastest of several calls with one result, which the tuning cache remembers.
-
-    `ways` are all names, so that the result of a full search serves a smaller one; `first` are timed first, then what
-    `others` returns of the best name and all times so far, until there is nothing new. `start` returns the call of a
-    name, and for how many milliseconds it keeps the host busy; None: it is not worth a try. The device's time decides,
-    since the host's is hidden where calls are queued or captured; of those that take about the least, the one that
-    keeps the host busy the least wins. If `is_waited_for`, each call waits for the device anyway and none is captured,
-    so that the time until its result is there decides, the host's included. All that take no more than `enough`
-    milliseconds of the device are alike, and the first of them that takes no more of the host wins at once, so that the
-    rest is never built: `first` begins with the likeliest. If the GPU has no memory for one of them, the choice is not
-    remembered. `times` is filled as calls are timed; if `is_new`, the cache is not read.
-    """
-    tuned_ways = _cache(str(cache_dir()))
-    entry = None if is_new else tuned_ways.get(key)
-    way = None if entry is None else entry.config.get("way")
-    if way in ways:
-        return str(way)
-    times, hosts = {} if times is None else times, dict[str, float]()
-    names, best, has_room = first, first[0], True
-    while names:
-        for name in names:
-            try:
-                started = start(name)
-                if started is None:
-                    continue
-                call, hosts[name] = started
-                call()  # compiles and tunes
-                with tuned_ways.lock(key):
-                    limit = HOPELESS * min(times.values(), default=float("inf"))
-                    times[name] = (_waited if is_waited_for else _time)(call, limit)  # a graph needs memory of its own
-                if max(times[name], hosts[name]) <= enough:
-                    break
-            except RuntimeError as error:
-                if not _is_out_of_memory(error):
-                    raise
-                has_room = False  # the calls that were timed still serve this caller
-        about = max(enough, ALIKE * min(times.values(), default=0.0))
-        equals = [name for name, ms in times.items() if ms <= about]
-        best = min(equals, key=lambda name: (hosts[name], times[name]), default=best)
-        is_enough = best in times and max(times[best], hosts[best]) <= enough
-        names = [name for name in others(best, times) if name not in times and has_room and not is_enough]
-    if has_room:
-        ranked = sorted(times.items(), key=lambda pair: pair[1])
-        tuned_ways.put(key, Entry({"way": best}, tuple(({"way": name}, ms) for name, ms in ranked)))
-    return best
 
 
 def _rank(timing: Timing, way: Launcher | None) -> tuple[bool, float, float]:
@@ -467,77 +393,3 @@ def _build_all(
         )
     finally:  # an interrupt waits for the builds that have begun, not for those still in the queue
         pool.shutdown(cancel_futures=True)
-
-
-def _is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or one that it was raised from or after, says that the GPU has no memory left.
-
-    Triton and the driver say so in a RuntimeError, and a capture that has failed for it may end in yet another.
-    """
-    while error is not None:
-        if isinstance(error, torch.OutOfMemoryError) or OUT_OF_MEMORY in str(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
-def _time(call: Callable[[], object], hopeless: float) -> float:
-    """Return the milliseconds of one call on the device, by replaying a graph of several.
-
-    A call that takes long, or longer than `hopeless`, is timed twice, without a graph: another process may have had
-    the device meanwhile. While the host prepares a lone call the device waits, so only what the call takes beyond that
-    is surely the device's.
-    """
-    call()
-    torch.cuda.synchronize()
-    single, host = _elapsed_with_host(call)
-    limit = min(hopeless + LAUNCH, LONG_CALL)
-    if single - host > limit:
-        again, host = _elapsed_with_host(call)
-        if again - host > limit:
-            return min(single, again)
-    graph = captured(call, TIMED_CALLS)
-    graph.replay()
-    torch.cuda.synchronize()
-    start, best = perf_counter(), _elapsed(graph.replay) / TIMED_CALLS  # once, however long the host was busy otherwise
-    while perf_counter() - start < TIMED_SECONDS:
-        best = min(best, _elapsed(graph.replay) / TIMED_CALLS)
-    return best
-
-
-def _waited(call: Callable[[], object], hopeless: float) -> float:
-    """Return the milliseconds until the result of one call is there, with all that the host does for it.
-
-    A call that takes longer than `hopeless` is timed once. On a CPU it is timed a few times, since it is faster once
-    plans are made and index tensors sorted. Where torch computes in the caller's thread alone, the time is that which
-    the thread was running, so that other work does not count.
-    """
-    has_gpu = torch.cuda.is_initialized()
-    clock = thread_time if not has_gpu and torch.get_num_threads() == 1 else perf_counter
-    finish = torch.cuda.synchronize if has_gpu else lambda: None  # a CPU's operations are done when they return
-    least, start, fewest = float("inf"), clock(), 1 if has_gpu else FEWEST_CALLS
-    while fewest > 0 or (least <= hopeless and clock() - start < TIMED_SECONDS):
-        fewest -= 1
-        finish()
-        before = clock()
-        call()
-        finish()
-        least = min(least, 1e3 * (clock() - before))
-    return least
-
-
-def _elapsed(call: Callable[[], object]) -> float:
-    """Return the milliseconds between two events around a call."""
-    return _elapsed_with_host(call)[0]
-
-
-def _elapsed_with_host(call: Callable[[], object]) -> tuple[float, float]:
-    """Return the milliseconds between two events around a call, and those that the host was busy with it."""
-    before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start = perf_counter()
-    before.record()
-    call()
-    after.record()
-    host = 1e3 * (perf_counter() - start)
-    after.synchronize()
-    return float(before.elapsed_time(after)), host

@@ -21,7 +21,7 @@ from ..codegen import Config
 from ..language import Access, Var
 from ..planning import VECTOR_BYTES, Device, Schedule, Strides, number_at
 from .footprint import accumulators, computed_operands, shared_bytes
-from .streams import stream_seconds
+from .stretches import stretch_seconds
 
 __all__ = ["NEAR", "Cost", "JointCost", "floor_milliseconds"]
 
@@ -395,7 +395,7 @@ class Cost:
         """About how long it takes."""
         device, config = self.device, self.config
         if self.schedule.along:
-            return 1e3 * (device.launch_gap + stream_seconds(self.schedule, config, device))
+            return 1e3 * (device.launch_gap + stretch_seconds(self.schedule, config, device))
         programs, slots = self.programs, device.multiprocessors * self.resident
         # over constant tables programs are short, and one begins as soon as another ends
         waves = max(1.0, programs / slots) if self.schedule.tables else ceil(programs / slots)

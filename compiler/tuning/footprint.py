@@ -8,6 +8,7 @@ compiler takes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
@@ -15,7 +16,7 @@ import torch
 
 from ..codegen import Config
 from ..language import Access
-from ..planning import Device, Leaf, Node, Schedule, dots, is_varying, leaves
+from ..planning import Device, Leaf, Node, Schedule, dots, leaves
 
 __all__ = ["accumulators", "computed_operands", "fitted", "shared_bytes"]
 
@@ -96,11 +97,7 @@ def _shared_range(schedule: Schedule, config: Config, device: Device, precision:
     return max(ahead, 1) * tiles, most + SPARE
 
 
-def _pipelined(schedule: Schedule, blocks: dict[str, int]) -> set[str]:
+def _pipelined(schedule: Schedule, blocks: Mapping[str, int]) -> set[str]:
     """Return the index names that change in the innermost loop, into which nested loops of fixed lengths are fused."""
-    steps = [name for name in schedule.names("step") if blocks[name] < schedule.extents[name]]
-    loops = [*schedule.names("segment", "loop"), *steps]
-    owner = schedule.owner
-    is_side_by_side = owner is not None and schedule.roles[owner.row] == "tile"
-    is_fused = not is_side_by_side and not any(is_varying(schedule.bound, name) for name in loops[1:])
-    return {*loops} if is_fused else {*loops[-1:]}
+    loops = schedule.loops(blocks)
+    return {*loops} if schedule.are_fused(loops) else {*loops[-1:]}

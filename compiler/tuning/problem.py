@@ -20,7 +20,17 @@ from ...formats.facts import Fact, OwnedRows
 from ..binding import Bound, bucket, kernel_strides, row_major, shape_class
 from ..codegen import Config, Flags, emit
 from ..language import Access, Var
-from ..planning import Schedule, Strides, device_of, other_schedules, resized, schedules, strategies
+from ..planning import (
+    H200,
+    Schedule,
+    Strides,
+    described_as,
+    device_of,
+    other_schedules,
+    resized,
+    schedules,
+    strategies,
+)
 from ..runtime import TRITON_VERSION, Launcher, cache_dir, launcher, replace_file, sum_of_copies
 from .cost import Cost
 from .exemplars import EXEMPLARS, Exemplar
@@ -69,8 +79,9 @@ class Problem:
         kernel = emit(candidate.schedule, self.strides, candidate.config, self.flags)
         sum_dtype = candidate.schedule.sum_dtype(self.flags.sum_dtype)
         wants_winners = self.flags.wants_winners
-        made = launcher(self.bound, candidate.schedule, kernel, self.strides, self.names, sum_dtype, wants_winners)
-        return _with_total(made)
+        return _with_total(
+            launcher(self.bound, candidate.schedule, kernel, self.strides, self.names, sum_dtype, wants_winners)
+        )
 
     def resized(self, launcher: Launcher) -> Launcher:
         """Return a launcher of a problem of the same signature with the sizes of this one."""
@@ -372,14 +383,14 @@ def generator_version() -> str:
     Working it out takes a quarter of a second, so that the cache folder has it by the text of our own files.
     """
     files = sorted(path for folder in GENERATOR for path in folder.rglob("*.py"))
-    known = cache_dir() / "generator" / f"{digest([TRITON_VERSION, *[path.read_text() for path in files]])}.txt"
+    kept_at = cache_dir() / "generator" / f"{digest([TRITON_VERSION, *[path.read_text() for path in files]])}.txt"
     with suppress(OSError, ValueError):
-        version = known.read_text("ascii")
-        if len(version) == len(known.stem):
+        version = kept_at.read_text("ascii")
+        if len(version) == len(kept_at.stem):
             return version
     version = emitted_version()
     with suppress(OSError):
-        replace_file(known, version.encode())
+        replace_file(kept_at, version.encode())
     return version
 
 
@@ -389,9 +400,10 @@ def emitted_version() -> str:
     It is none of our files, which may change without a change to any kernel. Of candidates that differ in sizes alone
     the first is emitted: a millisecond each. A problem's own candidates are in its key as well. Code that no exemplar
     reaches would not count, so a test compares the functions that exemplars call with those that the kernels of all
-    other tests do.
+    other tests do. All is planned for one GPU, whatever is there or described.
     """
-    return digest(text for exemplar in EXEMPLARS for text in _texts(exemplar))
+    with described_as(H200):
+        return digest(text for exemplar in EXEMPLARS for text in _texts(exemplar))
 
 
 def _texts(exemplar: Exemplar) -> Iterator[str]:

@@ -94,22 +94,23 @@ def next_batch(
     `times` has those that were built, None for one that can't run. Another way takes `goal` milliseconds, if it is not
     0, and none takes clearly fewer than `enough`.
     """
-    known = {at: ms for at, ms in times.items() if ms is not None}
+    timed = {at: ms for at, ms in times.items() if ms is not None}
     rest = [at for at in order if at not in times]
-    near = FAR * min([predicted[at] for at in order if at in known or at in rest], default=0.0)
-    more = [at for at in rest if predicted[at] <= near][: max(0, FIRST - len(known))]
-    if not known:
+    near = FAR * min([predicted[at] for at in order if at in timed or at in rest], default=0.0)
+    more = [at for at in rest if predicted[at] <= near][: max(0, FIRST - len(timed))]
+    if not timed:
         return more
-    best = min([*known.values(), *([goal] if goal else [])])
+    best = min([*timed.values(), *([goal] if goal else [])])
     most = FEW_CORES_BUILD if _cores() < BUILDERS else len(order)
-    luck = _luck([ms / predicted[at] for at, ms in known.items()])
+    luck = _luck([ms / predicted[at] for at, ms in timed.items()])
     hopeful = [at for at in rest if predicted[at] * luck < best]
     return [] if best <= enough else (hopeful or more)[: max(0, min(BUILDERS, most - len(times)))]
 
 
 def _luck(ratios: Sequence[float]) -> float:
-    """Return how many times its prediction a candidate may take with luck, by what others took times theirs.
+    """Return the least ratio of measured to predicted time that a further candidate may have, by the ratios of others.
 
+    It is the smallest of them, or what lies DEVIATIONS standard deviations below their mean, if that is less.
     A mixture of experts took 2 to 8 times as long as predicted with the first six tiles and as long as predicted with
     the 16th, which was the fastest (bench/cases/test_one_liners.py, one H200).
     """

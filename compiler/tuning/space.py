@@ -33,7 +33,7 @@ from ..planning import (
 )
 from .footprint import accumulators
 from .measured import Point, Traits, measured_points
-from .streams import streams
+from .stretches import stretch_configs
 
 __all__ = ["configs", "run_lengths", "spread"]
 
@@ -90,16 +90,16 @@ SPREAD_LENGTHS = (1, 4, 16, 64, 256, 1024)
 MOST_OF_A_THREAD = 32  # elements
 
 
-def configs(
-    schedule: Schedule, full: bool = False, has_order: bool = False, device: Device | None = None
-) -> tuple[Config, ...]:
+def configs(schedule: Schedule, full: bool = False, has_order: bool = False) -> tuple[Config, ...]:
     """Return the configs of one schedule, the most promising first, each once.
 
-    `has_order` says that the fact holds the order of rows by their length. `device` replaces the one that the schedule
-    is for.
+    Args:
+        schedule: the schedule, for the GPU of its tensors.
+        full: whether a grid of configs follows, for a full search.
+        has_order: whether the fact holds the order of rows by their length.
     """
-    space = Space(schedule, device or device_of(schedule.bound.device))
-    listed = streams(schedule, space.device) if schedule.along else ()
+    space = Space(schedule, device_of(schedule.bound.device))
+    listed = stretch_configs(schedule, space.device) if schedule.along else ()
     ways = iter(()) if schedule.along and not full else space.in_program_orders(space.measured(), full)
     if schedule.uses_dot:
         ways = space.filling_first(ways)

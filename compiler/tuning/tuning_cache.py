@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 from filelock import FileLock
@@ -14,7 +15,7 @@ from filelock import FileLock
 from ...lru_cache import LRUCache
 from ..runtime import cache_dir, remove_abandoned, replace_file, warn_damaged, warn_unusable
 
-__all__ = ["Choices", "Entry", "Key", "TuningCache"]
+__all__ = ["Choices", "Entry", "Key", "TuningCache", "current_cache"]
 
 Choices = dict[str, int | str | bool]
 SCHEMA = 1  # of the JSON files; part of every digest, so that two versions can share a folder
@@ -126,6 +127,16 @@ class TuningCache:
 
     def _path(self, key: Key) -> Path:
         return self.folder / "tuning" / f"{key.digest()}.json"
+
+
+def current_cache() -> TuningCache:
+    """Return the cache of the folder that the environment names now."""
+    return _cache_of(cache_dir())
+
+
+@cache
+def _cache_of(folder: Path) -> TuningCache:
+    return TuningCache(folder)
 
 
 def _take_a_new_lock() -> None:

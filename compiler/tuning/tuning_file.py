@@ -50,9 +50,9 @@ class Imported:
     unusable: int  # left out: measured with another Triton or another version of the code generator
 
 
-def tuned(folder: Path | None = None, watch: Watch = iter) -> Iterator[Tuned]:
-    """Read every tuned statement of a cache folder; files that are damaged or of another version are left out."""
-    for path in watch(sorted(((folder or cache_dir()) / "tuning").glob("*.json"))):
+def tuned(watch: Watch = iter) -> Iterator[Tuned]:
+    """Read every tuned statement of the cache folder; files that are damaged or of another version are left out."""
+    for path in watch(sorted((cache_dir() / "tuning").glob("*.json"))):
         with suppress(OSError, KeyError, TypeError, ValueError, RecursionError):
             statement = _decoded(json.loads(path.read_bytes()))
             if statement.key.digest() == path.stem:

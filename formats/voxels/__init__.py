@@ -13,6 +13,7 @@ A file imports only from those above it.
     hash_table    neighbours by a hash table in the device's memory
     map_tables    the forms of a map that statements read: table, groups, tiles
     map_parts     a kernel map as an operator takes it, and the maps that are known by their voxels
-    kernel_map    `kernel_map` and the class `KernelMap`
-    map_operators torch operators that make kernel maps, for tracers
+    kernel_map    `KernelMap`: pairs of voxels, in every form that statements read
+    map_building  `kernel_map`: voxels to such a map, or for a tracer to its parts
+    map_operators torch operators that make kernel maps, for tracers, and the maps that they find again
 """

@@ -6,15 +6,22 @@ How many voxels a convolution reaches depends on where they are, so that a trace
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from ..errors import FormatError
 from ..torch_state import UNSAFE_IN_GRAPHS, is_exporting, uncompiled
 from .grid import VoxelGrid
-from .kernel_map import map_of, reached_by
+from .kernel_map import KernelMap
+from .map_building import generated_map, submanifold_map
+from .map_parts import MapParts, cached_map, cached_start, described, keep, know_copy, original_of
 
-__all__ = ["checked", "voxel_library"]
+__all__ = ["checked", "from_parts", "map_of", "voxel_library"]
+
+Sizes = tuple[int, ...]
 
 voxel_library = torch.library.Library("insum_ops", "FRAGMENT")
 _TAGS = (torch.Tag.pt2_compliant_tag, *UNSAFE_IN_GRAPHS)
@@ -75,3 +82,65 @@ def checked(indices: Tensor, grid: VoxelGrid) -> Tensor:
         grid.assert_right(indices)
         return indices
     return torch.ops.insum_ops.checked_voxels.default(indices, [grid.batch_size, *grid.spatial_shape])  # type: ignore[no-any-return]
+
+
+def from_parts(parts: MapParts) -> KernelMap:
+    """Return the map of its parts, outside of a tracer."""
+    kernel_map = map_of(parts.source, parts.target, parts.geometry, parts.sizes)
+    return kernel_map.inverse if parts.side else kernel_map
+
+
+def map_of(source: Tensor, target: Tensor, text: str, sizes: Sizes) -> KernelMap:
+    """Return the map between voxels, made once; an operator gets them, text and sizes of `MapParts`.
+
+    Raises:
+        FormatError: a voxel of the source is given twice or lies outside the grid, or the target is not what the source
+            leads to.
+    """
+    kernel_map = cached_map(source, target, (text, sizes))
+    if kernel_map is not None:
+        return kernel_map
+    originals = original_of(source), original_of(target)
+    if originals[0] is not source or originals[1] is not target:  # copies, new in every call, of what a map holds
+        return map_of(*originals, text, sizes)
+    kernel_map = _start_of(source, text, sizes)
+    if target is not source and not torch.equal(target, kernel_map.out_indices):
+        raise FormatError(
+            "the indices of voxels were changed in place since a convolution made or read them; change a clone of them "
+            "and make a new SparseConvTensor of it"
+        )
+    keep((text, sizes), kernel_map, source, target)
+    return kernel_map
+
+
+def reached_by(source: Tensor, text: str, sizes: Sizes) -> Tensor:
+    """Return the voxels that a convolution leads to, as a tensor that nobody else holds; its map is made once.
+
+    Raises:
+        FormatError: a voxel of the source is given twice or lies outside the grid.
+    """
+    original = original_of(source)
+    kernel_map = _start_of(original, text, sizes)
+    with torch.inference_mode(False):
+        target = kernel_map.out_indices.clone()
+    know_copy(target, kernel_map.out_indices)
+    keep((text, sizes), kernel_map, original, target)
+    if original is not source:
+        keep((text, sizes), kernel_map, source, target)
+    return target
+
+
+def _start_of(source: Tensor, text: str, sizes: Sizes) -> KernelMap:
+    """Return the map of a convolution that starts from voxels, which holds neither them nor what it is known by."""
+    kernel_map = cached_start(source, (text, sizes))
+    if kernel_map is not None:
+        return kernel_map
+    kind, geometry, grid, out_grid = _described(text, sizes)
+    if kind == "subm":
+        kernel_map = submanifold_map(source, grid, geometry)
+        alias = source.detach()
+        return replace(kernel_map, indices=alias, out_indices=alias)
+    return replace(generated_map(source, grid, out_grid, geometry, kind), indices=source.detach())
+
+
+_described = lru_cache(256)(described)

@@ -8,6 +8,7 @@ weight_views    a weight as the statements read it
 operators       torch operators for a convolution and its gradients, as tracers see them
 functional      `sparse_conv3d`, and what all layers call
 operator_calls  what the operators compute where they run
+voxels          the voxels of a batch of grids, and the kernel maps that are kept with them
 tensor          `SparseConvTensor`
 torch_registry  what torch is told about it: pytrees, batches, files
 convolution     what all convolution layers share

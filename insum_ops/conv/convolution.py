@@ -19,7 +19,8 @@ from ..formats.voxels.kernel_map import KernelMap
 from ..functional import insum, on_refusal
 from ..not_scripted import NotScripted
 from .functional import convolve
-from .tensor import SparseConvTensor, Voxels
+from .tensor import SparseConvTensor
+from .voxels import Voxels
 
 __all__ = ["Size", "SparseConvolution", "SparseModule", "check_input", "check_kind", "complete_classes"]
 

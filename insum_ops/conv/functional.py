@@ -41,7 +41,9 @@ from ..formats.torch_state import (
     may_autocast,
     wants_gradient,
 )
-from ..formats.voxels.kernel_map import KernelMap, from_parts, parts_of
+from ..formats.voxels.kernel_map import KernelMap
+from ..formats.voxels.map_building import parts_of
+from ..formats.voxels.map_operators import from_parts
 from ..formats.voxels.map_parts import MapParts, described
 from ..functional import dtensor_without_rules, insum, on_refusal
 from . import forms as forms
@@ -197,7 +199,7 @@ def planned_convolution(
         return value  # type: ignore[no-any-return]
     run = lambda *_: _run(call, features, weight, bias, *rest)
     if not wants_gradient(learning) or is_transformed():
-        return planned(PLANS, call.key, run, tensors, sizes, varies=True, owned=None)  # type: ignore[no-any-return]
+        return planned(PLANS, call.key, run, tensors, sizes, varies=True, owned=None)
     with torch.no_grad():
         value = planned(PLANS, call.key, run, tensors, sizes, varies=True, owned=None)
     result = _Convolution.apply((rest, value), *learning)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from ..compiler import OperandError, ShapeError
 from ..formats.voxels.kernel_map import KernelMap
 from .convolution import Size, SparseConvolution, complete_classes
-from .tensor import SparseConvTensor, Voxels
+from .tensor import SparseConvTensor
+from .voxels import Voxels
 
 __all__ = [
     "SparseConv1d",

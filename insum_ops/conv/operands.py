@@ -10,7 +10,8 @@ from ..compiler import outside_transforms, remember_range, remember_segments
 from ..formats.facts import OwnedRows
 from ..formats.guard import may_keep
 from ..formats.torch_state import is_exporting, is_followed
-from ..formats.voxels.kernel_map import KernelMap, parts_of
+from ..formats.voxels.kernel_map import KernelMap
+from ..formats.voxels.map_building import parts_of
 from ..formats.voxels.map_parts import MapParts
 from .forms import STATIONARY, TILED, Form
 

@@ -15,8 +15,8 @@ from torch.utils.flop_counter import register_flop_formula
 
 from ..compiler import OperandError, bind, parse
 from ..formats.torch_state import UNSAFE_IN_GRAPHS, is_exporting, uncompiled
-from ..formats.voxels.kernel_map import KernelMap, map_of
-from ..formats.voxels.map_operators import voxel_library
+from ..formats.voxels.kernel_map import KernelMap
+from ..formats.voxels.map_operators import map_of, voxel_library
 from ..formats.voxels.map_parts import MapParts, cached_map
 from ..lru_cache import LRUCache
 from .forms import STATIONARY

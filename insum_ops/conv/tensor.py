@@ -1,155 +1,33 @@
-"""Features on the occupied voxels of a batch of grids, and the kernel maps between them."""
+"""Features on the occupied voxels of a batch of grids: what sparse convolutions take and return."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from ..compiler import OperandError, ShapeError, outside_transforms
-from ..formats.guard import ChangeGuards, is_real, may_keep
+from ..compiler import OperandError, ShapeError
+from ..formats.guard import is_real
 from ..formats.moves import Moves, Target, destination, pinned
 from ..formats.not_tensors import no_attribute
-from ..formats.torch_state import is_capturing, is_followed
+from ..formats.torch_state import is_followed
 from ..formats.voxels.geometry import MapLayout
 from ..formats.voxels.grid import VoxelGrid
-from ..formats.voxels.kernel_map import KernelMap, from_parts, map_on, parts_of, traced_map
-from ..formats.voxels.map_operators import checked
+from ..formats.voxels.kernel_map import KernelMap
+from ..formats.voxels.map_building import parts_of
+from ..formats.voxels.map_operators import checked, from_parts
 from .operators import same_rows
 
-__all__ = ["MapCache", "SavedMap", "SparseConvTensor", "Voxels"]
+# pickles look for all of these here
+from .voxels import CachedMap, Found, Layout, MapCache, SavedMap, Stamp, Voxels, guard_of  # noqa: F401
+
+__all__ = ["SparseConvTensor"]
 
 Sizes = tuple[int, ...]
-
-
-Layout = MapLayout  # as pickles of version 0.1.0 call it
-
-
-@dataclass(frozen=True, eq=False)
-class Voxels:
-    """The voxels of the rows of features, and the kernel maps that start from them.
-
-    All tensors of one resolution share them.
-    """
-
-    indices: Tensor
-    grid: VoxelGrid
-    maps: dict[MapLayout, CachedMap] = field(default_factory=dict)
-    made: ChangeGuards | None = None  # of indices that a convolution made, when it had; None: of those that were given
-    saves: tuple[str, SavedMap] | None = None  # what a tracer saves under an indice_key, with the tensor that it makes
-
-    def map(self, layout: MapLayout) -> tuple[KernelMap, Voxels]:
-        """Return the kernel map of a convolution over these voxels and the voxels it leads to, computed once.
-
-        It is computed again if the indices that it starts from, or those that it made, were changed in place. For a
-        tracer it is computed when the compiled call runs.
-        """
-        if is_followed(self.indices):
-            return self._traced(layout)
-        cached = self.maps.get(layout)
-        if cached is None or not cached.is_current():
-            with outside_transforms():
-                kernel_map = map_on(self.indices, self.grid, layout)
-            target = None
-            if layout.kind != "subm":
-                grid = VoxelGrid(kernel_map.out_spatial_shape, self.grid.batch_size)
-                target = Voxels(kernel_map.out_indices, grid, made=_guard(kernel_map.out_indices))
-            cached = CachedMap(kernel_map, target, _guard(self.indices))
-            if may_keep(kernel_map.indices, kernel_map.out_indices, *kernel_map.known_neighbours):
-                self.maps[layout] = cached
-        return cached.kernel_map, cached.target or self
-
-    def _traced(self, layout: MapLayout) -> tuple[KernelMap, Voxels]:
-        """Return a map in its parts, and the voxels that it leads to, for a tracer."""
-        parts: Any = traced_map(self.indices, self.grid, layout)
-        if layout.kind == "subm":
-            return parts, self
-        shape = parts.sizes[1 + len(layout.kernel_size) :]
-        return parts, Voxels(parts.target, VoxelGrid(shape, self.grid.batch_size), {})
-
-    def check(self) -> None:
-        """Refuse a voxel outside the grid or given twice, for layers that make no kernel map, which would refuse it.
-
-        Nothing is checked while torch traces or captures the call.
-        """
-        if not (is_followed(self.indices) or self.indices.is_meta or (self.indices.is_cuda and is_capturing())):
-            with outside_transforms():
-                self.grid.check(self.indices)
-
-    def is_as_made(self) -> bool:
-        """Whether the indices are unchanged since a convolution made them."""
-        return self.made is None or self.made.hold()
-
-    def is_same(self, other: Voxels) -> bool:
-        """Whether two sets of voxels are equal and in one order; they are read unless they are one tensor."""
-        return self.is_one(other) or (self.grid == other.grid and torch.equal(self.indices, other.indices))
-
-    def is_one(self, other: Voxels) -> bool:
-        """Whether two sets of voxels are one tensor on one grid."""
-        return self is other or (self.indices is other.indices and self.grid == other.grid)
-
-
-def _guard(indices: Tensor, hold: bool = True) -> ChangeGuards:
-    """Return the guard of voxels; those made in inference mode are not compared, which would read them at each call."""
-    return ChangeGuards([indices], hold, compares=False)
-
-
-Stamp = _guard  # as pickles of version 0.1.0 call it
-
-
-class CachedMap(NamedTuple):
-    """A kernel map that starts from some voxels, as they keep it."""
-
-    kernel_map: KernelMap
-    target: Voxels | None  # None: the voxels themselves
-    guard: ChangeGuards  # of their indices when it was made
-
-    def is_current(self) -> bool:
-        """Whether the indices that the map starts from, and those that it made, are unchanged."""
-        return self.guard.hold() and (self.target is None or self.target.is_as_made())
-
-
-Found = CachedMap  # as pickles of version 0.1.0 call it
-
-
-class SavedMap(NamedTuple):
-    """The kernel map that a layer saved under an indice_key, and the voxels that it leads from and to."""
-
-    kernel_map: KernelMap
-    layout: MapLayout
-    source: Voxels
-    target: Voxels
-    guard: ChangeGuards | None  # of the source's indices when it was made; None: a tracer has saved it
-    is_lasting: bool = True  # False: a tracer has saved it, in its parts; a field, not a property: pickles have it
-
-
-class MapCache:
-    """The voxels and the saved maps of a `SparseConvTensor`, as one object that torch hands on and does not look into.
-
-    Torch rebuilds a dataclass from its fields, and copies each dict, tuple and dataclass that it finds there. With maps
-    among the fields, every wrapped module would work them out again, and other modules would miss what a layer saves.
-    """
-
-    def __init__(self, voxels: Voxels, indice_dict: dict[str, SavedMap]) -> None:
-        self.voxels, self.indice_dict = voxels, indice_dict
-
-    def on(self, indices: Tensor, grid: VoxelGrid) -> tuple[Voxels, dict[str, SavedMap]]:
-        """Return the voxels and the saved maps of a tensor at `indices`, those of this cache as far as they hold.
-
-        They are shared if `indices` is the very tensor that the voxels were made of. Other indices on the same device,
-        such as a clone, start with a copy of the saved maps, which are checked against the voxels wherever they are
-        used: a tracer's stand-ins save nothing for the tensor that they stand for.
-        """
-        voxels = self.voxels
-        if indices is voxels.indices and grid == voxels.grid:
-            return voxels, self.indice_dict
-        stays = isinstance(indices, Tensor) and isinstance(voxels.indices, Tensor)  # else what torch puts for a tensor
-        stays = stays and indices.device == voxels.indices.device
-        return Voxels(indices, grid), dict(self.indice_dict) if stays else {}
 
 
 @dataclass(init=False, eq=False, repr=False)
@@ -423,7 +301,7 @@ class SparseConvTensor(Moves, _Fields):
             return saved
         if not (is_real(saved.source.indices) and is_real(saved.target.indices)):  # a tracer has left it behind
             return None
-        guard, made = _guard(saved.source.indices), from_parts(parts_of(saved.kernel_map))
+        guard, made = guard_of(saved.source.indices), from_parts(parts_of(saved.kernel_map))
         saved = self.indice_dict[key] = saved._replace(kernel_map=made, guard=guard, is_lasting=True)
         return saved
 
@@ -528,7 +406,7 @@ class SparseConvTensor(Moves, _Fields):
             source = by_tensor.setdefault(id(indices), Voxels(indices, VoxelGrid(tuple(shape), batch)))
             kernel_map, target = source.map(MapLayout(*layout))
             by_tensor[id(target.indices)] = target
-            self.indice_dict[key] = SavedMap(kernel_map, MapLayout(*layout), source, target, _guard(indices))
+            self.indice_dict[key] = SavedMap(kernel_map, MapLayout(*layout), source, target, guard_of(indices))
 
     def _lasting(self) -> list[tuple[str, SavedMap]]:
         """Return the saved maps that a tracer has not left behind, by their keys."""
@@ -672,7 +550,7 @@ class SparseConvTensor(Moves, _Fields):
         is_traced = is_followed(self.indices)
         if saved is None or (is_traced and not saved.source.is_one(self.voxels)):  # which a tracer could not compare
             kernel_map, target = self.voxels.map(layout)
-            guard = None if is_traced else _guard(self.indices)
+            guard = None if is_traced else guard_of(self.indices)
             saved = SavedMap(kernel_map, layout, self.voxels, target, guard, not is_traced)
             if is_traced:
                 return kernel_map, Voxels(target.indices, target.grid, {}, None, (indice_key, saved))

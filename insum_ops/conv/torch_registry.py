@@ -12,7 +12,8 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from ..compiler import OperandError
 from ..formats.voxels.grid import VoxelGrid
-from .tensor import MapCache, SparseConvTensor, Voxels
+from .tensor import SparseConvTensor
+from .voxels import MapCache, Voxels
 
 __all__ = ["joined"]
 

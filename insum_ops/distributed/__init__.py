@@ -16,6 +16,7 @@ A file imports only from those above it.
     linear              styles for `parallelize_module` that split these
     cost                what a step over a split graph costs on paper
     rows                `SplitSpMM`: a sparse matrix whose rows are split over ranks
+    split_models        the split layers of a model, and what they train
     whole               the state of all of these as it is without ranks
     whole_optimizers    the state of their optimizers likewise
     clipping            their gradients, clipped by the norm of all

@@ -10,8 +10,7 @@ from torch.nn.utils import get_total_norm
 
 from ..formats.torch_state import default_dtype
 from .placed import full
-from .rows import SplitSpMM
-from .whole import mesh_of_layer, split_layers_of, together
+from .split_models import mesh_of_layer, split_layers_of, split_parameters, together
 
 __all__ = ["clip_grad_norm_"]
 
@@ -53,12 +52,7 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type: float = 2.0) -
     layers = list(split_layers_of(model))
     with together(layers) as ranks:
         ranks.equal("max_norm", f"{max_norm} of norm_type {norm_type}", "clip alike on every rank")
-    split = {
-        own: mesh_of_layer(layer)
-        for _, layer in layers
-        for own in ([layer.values] if isinstance(layer, SplitSpMM) else layer.split_parameters.values())
-        if own is not None
-    }
+    split = {own: mesh_of_layer(layer) for _, layer in layers for own in split_parameters(layer).values()}
     # by the ranks that have other parts of a parameter, of a split layer and of what torch has sharded
     groups: dict[tuple[DeviceMesh | None, DeviceMesh | None], list[Tensor]] = {}
     for own in dict.fromkeys([*model.parameters(), *split]):

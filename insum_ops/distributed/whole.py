@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,11 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from ..compiler import OperandError, ShapeError
 from ..linear.remap import holders
 from ..linear.state import pattern_mismatch
-from .agreement import Agreement, gathered_objects, on_all_ranks
+from .agreement import gathered_objects
 from .placed import as_placed, full
 from .rows import SplitSpMM
 from .split_layers import SplitLayer
+from .split_models import mesh_of_layer, split_layers_of, together, trained_parameters
 
 __all__ = ["load_whole_state_dict", "saved_patterns", "whole_state_dict"]
 
@@ -193,33 +193,9 @@ def saved_patterns(checkpoint: str | Path, prefix: str = "") -> dict[str, Tensor
     return {name.removeprefix(prefix): coords for name, coords in patterns.items()}
 
 
-def split_layers_of(model: nn.Module) -> Iterator[tuple[str, SplitLayer | SplitSpMM]]:
-    for name, module in model.named_modules():
-        if isinstance(module, SplitLayer) or (isinstance(module, SplitSpMM) and module.values is not None):
-            yield f"{name}." if name else "", module
-
-
 def _names(layer: SplitLayer | SplitSpMM) -> list[str]:
-    if isinstance(layer, SplitSpMM):
-        return ["entries", "values"]
-    return ["coords", *[name for name, _ in layer.named_parameters(recurse=False)]]
-
-
-@contextmanager
-def together(layers: Sequence[tuple[str, SplitLayer | SplitSpMM]]) -> Iterator[Agreement]:
-    """Check something on all ranks of the first layer, which have the same layers: each is gathered in its turn."""
-    if not layers:
-        yield Agreement()
-        return
-    with on_all_ranks(mesh_of_layer(layers[0][1])) as ranks:
-        listed = ", ".join(f"{prefix or 'model.'}{type(layer).__name__}" for prefix, layer in layers)
-        ranks.equal("the list of split layers", listed, "split the same layers on every rank")
-        yield ranks
-
-
-def mesh_of_layer(layer: SplitLayer | SplitSpMM) -> DeviceMesh:
-    mesh: DeviceMesh = layer.style["mesh"] if isinstance(layer, SplitLayer) else layer.mesh
-    return mesh
+    """Return the names of what `whole_state_dict` has of a layer: the places of its numbers, then its parameters."""
+    return ["entries" if isinstance(layer, SplitSpMM) else "coords", *trained_parameters(layer)]
 
 
 def equal_share(name: str, part: Tensor, mesh: DeviceMesh) -> Tensor:

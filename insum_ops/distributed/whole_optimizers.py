@@ -15,7 +15,8 @@ from ..linear.remap import STARTS
 from .placed import full
 from .rows import SplitSpMM
 from .split_layers import SplitLayer
-from .whole import equal_share, mesh_of_layer, own_values, placed_like, split_layers_of, together, whole_values
+from .split_models import mesh_of_layer, split_layers_of, together, trained_parameters
+from .whole import equal_share, own_values, placed_like, whole_values
 
 __all__ = ["load_whole_optimizer_state_dict", "whole_optimizer_state_dict"]
 
@@ -114,7 +115,7 @@ def load_whole_optimizer_state_dict(model: nn.Module, optimizer: Optimizer, stat
     for prefix, layer in layers:
         whole = layer.whole_parts({}) if isinstance(layer, SplitLayer) else whole_values(layer)
         with together([(prefix, layer)]):
-            for name in _split_names(layer):
+            for name in trained_parameters(layer):
                 of_name = states.get(f"{prefix}{name}", {})
                 states[f"{prefix}{name}"] = {
                     key: _own_part(layer, name, key, part, whole, prefix) for key, part in of_name.items()
@@ -133,18 +134,18 @@ def _checked_names(model: nn.Module, optimizer: Optimizer) -> dict[nn.Parameter,
     with together(layers):
         if isinstance(optimizer, LBFGS):
             raise OperandError("optimizer is LBFGS, whose state spans all parameters; leave it out and make a new one")
-        known = {own: name for name, own in model.named_parameters()}
-        for prefix, layer in layers:
-            if isinstance(layer, SplitSpMM) and layer.values is not None:
-                known[layer.values] = f"{prefix}values"
+        of_layers = {
+            own: f"{prefix}{name}" for prefix, layer in layers for name, own in trained_parameters(layer).items()
+        }
+        names = {**of_layers, **{own: name for name, own in model.named_parameters()}}
         held = [own for group in optimizer.param_groups for own in group["params"]]
-        strange = [list(own.shape) for own in held if own not in known]
+        strange = [list(own.shape) for own in held if own not in names]
         if strange:
             raise OperandError(
                 f"optimizer holds a parameter {strange[0]} that is not among the model's, says rank {dist.get_rank()}; "
                 "pass the model that it trains"
             )
-    return {own: known[own] for own in held}
+    return {own: names[own] for own in held}
 
 
 def _states(optimizer: Optimizer) -> dict[Any, State]:
@@ -184,8 +185,7 @@ def _of_split_layers(model: nn.Module, states: Mapping[str, State], sharded: boo
     own: dict[str, dict[str, State]] = {prefix: {} for prefix, _ in layers}
     with together(layers) as ranks:
         for prefix, layer in layers:
-            for name in _split_names(layer):
-                parameter = layer.get_parameter(name) if isinstance(layer, SplitLayer) else layer.values
+            for name, parameter in trained_parameters(layer).items():
                 for key, part in states.get(f"{prefix}{name}", {}).items():
                     if isinstance(part, Tensor) and part.numel() > 1 and not _is_like(part, parameter):
                         raise OperandError(
@@ -228,10 +228,6 @@ def _own_part(
     if isinstance(layer, SplitSpMM):
         return own_values(layer, {"entries": whole["entries"], "values": part})["values"]
     return layer.own_parts({"coords": whole["coords"], name: part})[name]
-
-
-def _split_names(layer: SplitLayer | SplitSpMM) -> list[str]:
-    return ["values"] if isinstance(layer, SplitSpMM) else [name for name, _ in layer.named_parameters(recurse=False)]
 
 
 def _is_like(part: Any, parameter: Any) -> bool:

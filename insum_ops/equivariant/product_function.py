@@ -74,7 +74,7 @@ def evaluate_product(composition: Composition, inputs: Sequence[Any], num_rows: 
         return None
     if not wants_gradient(tensors):
         run = lambda *_: _in_place_product(composition, inputs, num_rows).forward(*inputs)[0]
-        return planned(cache, ("product", absent), run, tensors, rows, varies=True)  # type: ignore[no-any-return]
+        return planned(cache, ("product", absent), run, tensors, rows, varies=True)
 
     def run_to_learn(*_: Tensor) -> tuple[Tensor | None, ...]:
         z, intermediates = _in_place_product(composition, inputs, num_rows).forward(*inputs)

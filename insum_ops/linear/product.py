@@ -61,7 +61,7 @@ def product(
         return value  # type: ignore[no-any-return]
     if not wants_gradient(tensors):
         anew = run or (lambda: _evaluate(x, W, bias))
-        return planned(cache, marks, lambda *_: anew(), tensors, owned=W)  # type: ignore[no-any-return]
+        return planned(cache, marks, lambda *_: anew(), tensors, owned=W)
     if run is not None:
         return run()
     if not is_free() or (bias is not None and bias.dtype != x.dtype):

@@ -147,10 +147,10 @@ def spmm(A: Any, B: Tensor, reduce: Reduce = "sum", *others: NoReturn) -> Tensor
                 if C is not None:
                     return C  # type: ignore[no-any-return]
                 if not wants_gradient((A, B)):
-                    return planned(plans, marks, lambda *_: _spmm(form, B, reduce), tensors, owned=form)  # type: ignore[no-any-return]
+                    return planned(plans, marks, lambda *_: _spmm(form, B, reduce), tensors, owned=form)
         elif type(A) in FORMATS and not wants_gradient((A.values, B)):
             tensors = (A.values, B)
-            return planned(A.memory, ("spmm", reduce), lambda *_: _spmm(A, B, reduce), tensors, owned=A)  # type: ignore[no-any-return]
+            return planned(A.memory, ("spmm", reduce), lambda *_: _spmm(A, B, reduce), tensors, owned=A)
         return _spmm(A, B, reduce)
     except (InsumError, FormatError) as error:
         raise shortened(error) from error.__cause__

@@ -12,6 +12,7 @@ import torch
 from insum_ops import insum
 from insum_ops.compiler import pipeline, routes
 from insum_ops.compiler.aligned import AlignedRunner, aligned_of
+from insum_ops.compiler.autograd import functions
 from insum_ops.compiler.planning.device import H200, described_as
 from insum_ops.compiler.prepared import has_kernels, prepare
 from insum_ops.nn import SparseConvTensor, SubMConv1d
@@ -133,7 +134,7 @@ def always(monkeypatch):
         return lambda tensors, fact: taken.append(str(statement.bound.statement)) or runner(tensors)
 
     monkeypatch.setattr(pipeline, "fastest_program", program)
-    monkeypatch.setattr(pipeline, "by_torch", lambda *_: False)  # gradients are statements, as on a GPU
+    monkeypatch.setattr(functions, "by_torch", lambda *_: False)  # gradients are statements, as on a GPU
     return taken
 
 

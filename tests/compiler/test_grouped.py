@@ -20,7 +20,7 @@ from insum_ops.compiler import pipeline, routes
 from insum_ops.compiler.grouped import GroupedRunner, RunnerByCapture, RunnerByIndex, groupings_of
 from insum_ops.compiler.planning.device import H200, described_as
 from insum_ops.compiler.prepared import has_kernels, prepare
-from insum_ops.compiler.runtime import group_tables, has_met, meet, new_group_tables, remembered_ranges
+from insum_ops.compiler.runtime import group_tables, new_group_tables, note_use, remembered_ranges, was_used
 from insum_ops.compiler.runtime.group_tables import _for_graph, _Groups, _made, sorted_tables
 from insum_ops.compiler.runtime.plan_cache import planned
 from insum_ops.formats.facts import ConstantTables, WrittenOnce
@@ -147,7 +147,7 @@ def test_a_weight_chosen_by_an_index_is_grouped_where_nothing_is_timed():
     X, W, E = given["X"], given["W"], given["E"]
     with described_as(SLOW):
         result = insum(EXPERTS, **given)
-        assert has_met(E) is has_kernels(X.device) or X.is_cuda
+        assert was_used(E) is has_kernels(X.device) or X.is_cuda
     torch.testing.assert_close(result, torch.einsum("pc,pcm->pm", X, W[E]))
 
 
@@ -288,16 +288,16 @@ def test_tables_are_remembered_until_the_index_changes():
     assert group_tables(index, 3, 16)[0] is not tables[0]
     with torch.inference_mode():
         inside = torch.randint(0, 3, (20,), device=DEVICE)
-    meet(inside)  # which counts no changes
-    assert not has_met(inside)
+    note_use(inside)  # which counts no changes
+    assert not was_used(inside)
 
 
 def test_copies_and_pickles_of_an_index_have_no_tables():
     index = torch.randint(0, 3, (20,), device=DEVICE)
     group_tables(index, 3, 16)
     for other in (copy.deepcopy(index), copy.copy(index), pickle.loads(pickle.dumps(index)), saved_and_loaded(index)):
-        assert not has_met(other)
-    assert has_met(index)
+        assert not was_used(other)
+    assert was_used(index)
 
 
 def saved_and_loaded(index):

@@ -27,6 +27,7 @@ from insum_ops import close_names, identity_cache, lru_cache
 from insum_ops.compiler.binding import power_of_two
 from insum_ops.compiler.codegen import Config, Flags, Kernel, emit
 from insum_ops.compiler.codegen.loops import MEASURED_ENTRIES, MeasuredEntries, entries_at_once
+from insum_ops.compiler.planning.device import A10, described_as
 from insum_ops.compiler.planning.schedule import schedules
 from insum_ops.compiler.tuning import problem as problem_module
 from insum_ops.compiler.tuning.problem import Candidate, Problem, candidates
@@ -417,6 +418,21 @@ def test_as_many_entries_are_loaded_at_once_as_were_measured_to_be_best(row: Mea
     assert entries_at_once(each, row.is_one_piece) == min(row.by_count, key=row.by_count.__getitem__)
 
 
+def test_wider_warps_load_more_entries_at_once() -> None:
+    tensors = {"AM": positions(900), "AK": positions(900), "AV": values(900), "B": values(2000, 256)}
+
+    def turns(warp_width: int) -> str:
+        flags = replace(NO_PADDING, warp_width=warp_width)
+        own = problem("C[AM[p],n] += AV[p] * B[AK[p],n]", tensors, (200, 256), OwnedRows("AM"), flags)
+        (schedule, *_) = schedules(own.bound, own.strides, "owner", own.fact)
+        config = Config(tuple((axis, 256 if axis == "n" else 1) for axis in schedule.axes), num_warps=1)
+        source = emit(schedule, own.strides, config, flags).source
+        return next(line.strip() for line in source.splitlines() if line.strip().startswith("for "))
+
+    assert turns(32) == "for start in range(first_0, last_1, 4):"
+    assert turns(64) == "for start in range(first_0, last_1, 8):"
+
+
 @pytest.mark.parametrize("precision", ["ieee", "tf32", "tf32x3"])
 def test_precision_of_a_float32_dot(precision: str) -> None:
     A, B = values(256, 64, dtype=torch.float32), values(64, 256, dtype=torch.float32)
@@ -500,6 +516,11 @@ def test_a_change_of_what_is_emitted_is_another_generator_version(monkeypatch: p
     key = replace(own).key
     monkeypatch.setattr(problem_module, "generator_version", lambda: "another")
     assert replace(own).key != key
+
+
+def test_a_generator_version_is_the_same_whatever_gpu_is_planned_for() -> None:
+    with described_as(A10):
+        assert problem_module.emitted_version() == problem_module.generator_version()
 
 
 def test_a_generator_version_is_kept_until_a_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

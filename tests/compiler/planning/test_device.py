@@ -14,7 +14,7 @@ from problems import APPLICATIONS, Application, positions, problem, values
 from insum_ops.compiler.planning.block_rows import (
     MEASURED_ROWS,
     MeasuredRows,
-    beside_each_other,
+    blocks_side_by_side,
     may_be_listed,
     rows_of_a_set,
 )
@@ -191,7 +191,7 @@ def test_rows_are_listed_where_that_was_measured_to_take_less(row: MeasuredRows)
 
 def test_blocks_stand_beside_each_other_where_their_groups_fill_the_gpu() -> None:
     def together(edge: int, blocks: int, rows: int, device: Device = H200, itemsize: int = 2) -> int:
-        return beside_each_other((edge, edge), itemsize, blocks, rows, device)
+        return blocks_side_by_side((edge, edge), itemsize, blocks, rows, device)
 
     assert (together(32, 4000, 128), together(32, 410, 64)) == (8, 4)
     assert together(64, 410, 64) == 4

@@ -13,48 +13,17 @@ from weakref import ref
 
 import pytest
 import torch
+from recorded_plans import Function, Surroundings, assert_same, joined, plan_for, recorded
 from torch import Tensor
 from torch.nn import functional
 
 from insum_ops.compiler.runtime.enqueue import LaunchCall
 from insum_ops.compiler.runtime.launch import misaligned
-from insum_ops.compiler.runtime.plan import EPOCH, Length, Plan, Services, Steps, generalised, plan_of
+from insum_ops.compiler.runtime.plan import EPOCH, plan_of
 from insum_ops.compiler.runtime.plan_cache import SERVICES, keep_learning, planned, replayed
 from insum_ops.compiler.runtime.recording import Recording, active, paused
 
 pytestmark = pytest.mark.cpu
-
-Function = Callable[..., Any]
-
-
-class Surroundings:
-    """What a replay asks at run time, as a test says."""
-
-    def __init__(self, is_interpreted: bool = True, has_several_devices: bool = False) -> None:
-        self.is_capturing, self.rounds, self.device, self.precision = False, True, 0, "ieee"
-        self.services = Services(
-            is_interpreted,
-            has_several_devices,
-            lambda: self.is_capturing,
-            lambda *indices, ordered=(): [(int(index.min()), int(index.max())) for index in indices],
-            lambda index: bool((index[1:] >= index[:-1]).all()),
-            lambda name, address, cached, *_: f"({cached} := None)",  # none is known
-            lambda dtype: self.rounds,
-            lambda: self.precision,
-            torch.get_default_dtype,
-            lambda: False,
-            misaligned,
-            lambda device: lambda size, strides, dtype: torch.empty_strided(size, strides, dtype=dtype, device=device),
-            lambda: self.device,
-        )
-
-
-def recorded(function: Function, *tensors: Tensor, owned: Sequence[Tensor] = ()) -> Steps:
-    with Recording(tensors) as recording:
-        result = function(*tensors)
-    stated = recording.result(result)
-    assert not recording.refusal
-    return Steps.of(recording, stated, owned)
 
 
 def refusal(function: Function, *tensors: Tensor) -> str:
@@ -62,24 +31,6 @@ def refusal(function: Function, *tensors: Tensor) -> str:
         result = function(*tensors)
     recording.result(result)
     return recording.refusal
-
-
-def plan_for(function: Function, *tensors: Tensor, services: Services | None = None) -> Plan:
-    plan = plan_of(recorded(function, *tensors), services or Surroundings().services)
-    assert plan is not None
-    return plan
-
-
-def assert_same(found: Any, expected: Any) -> None:
-    if isinstance(expected, (tuple, list)):
-        assert isinstance(found, (tuple, list))
-        for part, right in zip(found, expected, strict=True):
-            assert_same(part, right)
-    elif isinstance(expected, Tensor):
-        assert (found.dtype, found.shape, found.stride()) == (expected.dtype, expected.shape, expected.stride())
-        assert torch.equal(found, expected)
-    else:
-        assert found == expected
 
 
 # torch operations
@@ -300,75 +251,6 @@ def test_memory_is_freed_as_early_as_in_the_function(is_interpreted):
     seen.clear()
     assert_same(plan.replay(torch.zeros(3, 2)), torch.full((3, 2), 4.0))
     assert max(seen) == 1  # what the step reads
-
-
-# other lengths
-
-
-def joined(function: Function, one: Sequence[Tensor], other: Sequence[Tensor], services: Services | None = None) -> Any:
-    lengths = [[len(tensor) for tensor in tensors] for tensors in (one, other)]
-    found = generalised(recorded(function, *one), recorded(function, *other), *lengths)
-    return None if found is None else plan_of(found[0], services or Surroundings().services, found[1])
-
-
-def test_two_lengths_make_a_plan_for_any():
-    function = lambda x: torch.cat([x.new_zeros(2 * len(x), 3), x]).view(len(x), 9)[: len(x)] * 2
-    plan = joined(function, [torch.randn(4, 3)], [torch.randn(7, 3)])
-    for length in (4, 7, 5, 1, 30):
-        x = torch.randn(length, 3)
-        assert_same(plan.replay(x), function(x))
-
-
-def test_lengths_that_differ_alike_are_not_told_apart():
-    function = lambda x, y: (x.new_zeros(len(y)), y.new_ones(len(x)))
-    assert joined(function, [torch.zeros(4), torch.zeros(2)], [torch.zeros(8), torch.zeros(4)]) is None
-    plan = joined(function, [torch.zeros(4), torch.zeros(3)], [torch.zeros(8), torch.zeros(4)])
-    x, y = torch.zeros(5), torch.zeros(11)
-    assert_same(plan.replay(x, y), function(x, y))
-
-
-def test_equal_lengths_must_be_equal_and_one_that_has_not_changed_must_not():
-    function = lambda x, y, z: (x.new_zeros(len(y)), z.new_ones(len(z)))
-    made = lambda *lengths: [torch.zeros(length) for length in lengths]
-    plan = joined(function, made(4, 4, 6), made(9, 9, 6))
-    assert_same(plan.replay(*made(5, 5, 6)), function(*made(5, 5, 6)))
-    assert plan.replay(*made(5, 4, 6)) is None
-    assert plan.replay(*made(5, 5, 7)) is None
-
-
-def test_numbers_vary_as_lengths_do():
-    def recorded_with(length: int, rows: int) -> Steps:
-        return recorded(lambda x: x.sum() + x.new_zeros(rows), torch.zeros(length))
-
-    found = generalised(recorded_with(4, 10), recorded_with(6, 12), [4, 10], [6, 12])
-    assert found is not None
-    assert found[1] == [Length(1, 0), Length(1, 1)]
-    plan = plan_of(found[0], Surroundings().services, found[1])
-    assert plan is not None
-    assert plan.replay(torch.zeros(5), 3).shape == (3,)
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x: x.new_zeros(len(x) + 1),
-        lambda x: x.new_zeros(len(x) // 2),
-        lambda x: x + 1 if len(x) == 4 else x + 2,
-        lambda x: x.add(1) if len(x) == 4 else x.sub(1),
-        lambda x: x[0] if len(x) == 4 else x[0] * 1,
-        lambda x: x * (0.5 * len(x)),
-    ],
-    ids=["more", "half", "another number", "another function", "another step", "a fraction"],
-)
-def test_runs_that_differ_otherwise_have_no_common_plan(function):
-    assert joined(function, [torch.randn(4)], [torch.randn(7)]) is None
-
-
-def test_calls_at_any_lengths_are_right():
-    cache, function = dict[Any, Any](), lambda x, y: torch.cat([x, y[: len(x)]]).view(2, len(x), 3).sum(0)
-    for length in (600, 601, 602, 700, 600, 1100, 3, 601, 2, 900, 3):
-        x, y = torch.randn(length, 3), torch.randn(length, 3)
-        assert_same(planned(cache, "", function, (x, y), varies=True), function(x, y))
 
 
 # kernels

@@ -12,7 +12,7 @@ from insum_ops.compiler.language.errors import SettingError, UnsupportedError
 from insum_ops.compiler.language.parse import parse
 from insum_ops.compiler.prepared import problem_for
 from insum_ops.compiler.runtime import launch
-from insum_ops.compiler.tuning import autotune, settings
+from insum_ops.compiler.tuning import autotune, clock, settings
 from insum_ops.compiler.tuning.autotune import Timing, choose, recall
 from insum_ops.compiler.tuning.problem import candidates
 from insum_ops.compiler.tuning.settings import tuning_mode
@@ -93,7 +93,7 @@ def test_what_can_not_be_built_any_more_is_measured_anew(problem, monkeypatch):
     TuningCache().put(problem.key, Entry(first, ((first, 0.5),)))
     own = sources(problem)
     building(monkeypatch, lambda source: PASS_FAILED if source == own[0] else None)
-    monkeypatch.setattr(autotune, "_time", lambda call, hopeless: 0.5)
+    monkeypatch.setattr(autotune, "device_milliseconds", lambda call, hopeless: 0.5)
     assert chosen(problem) == own[1]
     entry = TuningCache().get(problem.key)
     assert entry.config == candidates(problem)[1].choices
@@ -238,7 +238,7 @@ def test_lengths_of_one_power_of_two_share_a_key():
 @pytest.mark.parametrize(("second", "expected"), [(0.1, 0.05), (4.0, 4.0)])
 def test_a_call_that_seems_hopeless_is_timed_again(second, expected, monkeypatch):
     spans = iter([5.0, second])
-    monkeypatch.setattr(autotune, "_elapsed_with_host", lambda call: (next(spans, 0.5), 0.0))
-    monkeypatch.setattr(autotune, "captured", lambda call, count: SimpleNamespace(replay=lambda: None))
+    monkeypatch.setattr(clock, "_elapsed_with_host", lambda call: (next(spans, 0.5), 0.0))
+    monkeypatch.setattr(clock, "captured", lambda call, count: SimpleNamespace(replay=lambda: None))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    assert autotune._time(lambda: None, hopeless=1.0) == expected
+    assert clock.device_milliseconds(lambda: None, hopeless=1.0) == expected

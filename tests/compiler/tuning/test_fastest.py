@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from insum_ops.compiler.tuning import autotune
+from insum_ops.compiler.tuning import choice, clock, tuning_cache
 from insum_ops.compiler.tuning.tuning_cache import Key
 
 
@@ -15,7 +15,7 @@ from insum_ops.compiler.tuning.tuning_cache import Key
 def folder(monkeypatch, tmp_path):
     """Nothing is remembered yet, and a call takes as many milliseconds as it returns."""
     monkeypatch.setenv("INSUM_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(autotune, "_time", lambda call, hopeless: call())
+    monkeypatch.setattr(choice, "device_milliseconds", lambda call, hopeless: call())
     return tmp_path
 
 
@@ -34,7 +34,7 @@ def contest(times, first, others=None, hosts=None, statement="a", more=(), enoug
     others = others or {}
     ways = {*first, *more, *[name for added in others.values() for name in added]}
     vary = lambda best, _: others.get(best, ())
-    return autotune.fastest(key_of(statement), ways, list(first), start, enough=enough, others=vary), started
+    return choice.fastest(key_of(statement), ways, list(first), start, enough=enough, others=vary), started
 
 
 @pytest.mark.usefixtures("folder")
@@ -74,13 +74,13 @@ def test_calls_that_wait_are_ranked_by_the_time_until_their_result(monkeypatch, 
         milliseconds[0] += queued[0]
         queued[0] = 0.0
 
-    monkeypatch.setattr(autotune, "perf_counter", lambda: 1e-3 * milliseconds[0])
+    monkeypatch.setattr(clock, "perf_counter", lambda: 1e-3 * milliseconds[0])
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     start = lambda name: (lambda: call(name), 0.0)
     times = {}
     ways = ["tables", "kernel", "slow"]
-    assert autotune.fastest(key_of(), ways, ways, start, times, is_waited_for=is_waited_for) == winner
+    assert choice.fastest(key_of(), ways, ways, start, times, is_waited_for=is_waited_for) == winner
     if is_waited_for:
         assert times == pytest.approx({"tables": 0.5, "kernel": 0.4, "slow": 18.0})
         assert counts["slow"] == 2  # built, and timed once
@@ -108,7 +108,7 @@ def test_a_winner_is_remembered_with_the_times_of_all(folder):
     (file,) = (folder / "tuning").glob("*.json")
     stored = json.loads(file.read_text())
     assert (stored["config"], stored["times"]) == ({"way": "b"}, [[{"way": "b"}, 1.0], [{"way": "a"}, 3.0]])
-    autotune._cache.cache_clear()  # another process
+    tuning_cache._cache_of.cache_clear()  # another process
     assert contest({}, "ab") == ("b", [])
     assert contest({}, "a", {"a": ["b"]}) == ("b", [])
 
@@ -139,10 +139,10 @@ def test_without_memory_for_all_the_rest_decide_for_now(folder):
     vary = lambda best, _: ["x"] if best == "c" else []
     missing = [""]
     for missing[0], winner in (("b", "c"), ("abc", "a")):
-        assert autotune.fastest(key_of(), [*"abcx"], ["a", "b", "c"], start, others=vary) == winner
+        assert choice.fastest(key_of(), [*"abcx"], ["a", "b", "c"], start, others=vary) == winner
         assert not [*(folder / "tuning").glob("*.json")]
     missing[0] = ""
-    assert autotune.fastest(key_of(), [*"abcx"], ["a", "b", "c"], start, others=vary) == "b"
+    assert choice.fastest(key_of(), [*"abcx"], ["a", "b", "c"], start, others=vary) == "b"
 
 
 def test_what_runs_but_can_not_be_timed_for_lack_of_memory_is_left_out(folder, monkeypatch):
@@ -151,6 +151,6 @@ def test_what_runs_but_can_not_be_timed_for_lack_of_memory_is_left_out(folder, m
             raise torch.OutOfMemoryError
         return call()
 
-    monkeypatch.setattr(autotune, "_time", timed)
+    monkeypatch.setattr(choice, "device_milliseconds", timed)
     assert contest({"a": 3.0, "b": 1.0, "c": 2.0}, "abc", {"c": ["x"]}) == ("c", ["a", "b", "c"])
     assert not [*(folder / "tuning").glob("*.json")]

@@ -169,7 +169,7 @@ def test_a_table_of_times_notes_what_was_refused(refuse: Refuse, monkeypatch: py
     problem = ways(*given)
     first = problem.launcher(problem.ways[0]).kernel.source
     refuse(lambda asked: asked[-1] == first)
-    monkeypatch.setattr(autotune, "_time", lambda call, hopeless: 0.5)
+    monkeypatch.setattr(autotune, "device_milliseconds", lambda call, hopeless: 0.5)
     timings, best = autotune.tune(problem, given, None)
     assert_matches(best(given), given[0] @ given[1])
     assert timings[-1] == autotune.Timing(problem.ways[0], None, REASON)

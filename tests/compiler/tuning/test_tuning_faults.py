@@ -20,8 +20,9 @@ from insum_ops.compiler.prepared import problem_for
 from insum_ops.compiler.runtime import launch
 from insum_ops.compiler.runtime.cache_folder import cache_dir
 from insum_ops.compiler.runtime.launch import Launcher
-from insum_ops.compiler.tuning import autotune, captured, settings
-from insum_ops.compiler.tuning.autotune import choose, fastest, recall
+from insum_ops.compiler.tuning import autotune, captured, clock, settings, tuning_cache
+from insum_ops.compiler.tuning.autotune import choose, recall
+from insum_ops.compiler.tuning.choice import fastest
 from insum_ops.compiler.tuning.problem import Problem, candidates
 from insum_ops.compiler.tuning.tuning_cache import Entry, TuningCache
 
@@ -104,7 +105,7 @@ class FakeGPU:
         patch.setattr(torch.cuda, "current_stream", lambda: gpu.stream)
         patch.setattr(torch.cuda, "set_stream", lambda stream: setattr(gpu, "stream", stream))
         patch.setattr(torch.cuda, "synchronize", lambda: None)
-        patch.setattr(autotune, "TIMED_SECONDS", 1e-6)
+        patch.setattr(clock, "TIMED_SECONDS", 1e-6)
         patch.setattr(settings, "INTERPRETED", False)
         patch.setattr(Launcher, "build", lambda self, tensors, fact: None)
         patch.setattr(Launcher, "__call__", lambda self, tensors, fact=None: gpu.run(self.kernel.source))
@@ -302,10 +303,10 @@ def test_a_config_that_somebody_made_up_is_not_used(gpu: FakeGPU, problem: Probl
     best, *_ = candidates(problem)
     for config in (wild, {**best.choices, **wild}) if wild else (wild,):
         TuningCache().put(problem.key, Entry(config, ((config, 0.5),)))
-        autotune._cache.cache_clear()
+        tuning_cache._cache_of.cache_clear()
         assert recall(problem) is None
         TuningCache().put(problem.key, Entry(best.choices, ((config, 0.1), (best.choices, 0.5))))
-        autotune._cache.cache_clear()
+        tuning_cache._cache_of.cache_clear()
         autotune._launchers.clear()
         found = choose(problem, [], None)
         assert (found.kernel.source, found.captured) == (problem.launcher(best).kernel.source, None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from itertools import product
 
 import pytest
@@ -14,8 +13,8 @@ from insum_ops.formats import FormatError, kernel_map
 from insum_ops.formats.voxels import sort as voxel_sort
 from insum_ops.formats.voxels import tiles as voxel_tiles
 from insum_ops.formats.voxels.geometry import Geometry
+from insum_ops.formats.voxels.kernel_map import MOST_TAPS
 
-kernel_maps = sys.modules[kernel_map.__module__]
 every_maker = makers(voxel_tiles)
 # rows, taps, share of pairs
 TABLES = [
@@ -75,7 +74,7 @@ def test_tiles_are_those_of_a_loop(maker, table, size):
 
 @every_maker
 def test_any_number_of_taps_up_to_the_most_makes_tiles(maker):
-    for volume in range(1, kernel_maps.MOST_TAPS + 1):
+    for volume in range(1, MOST_TAPS + 1):
         table = table_of(10, volume, 0.5)
         table[:3] = 7  # a key of all bits
         table[4] = -1

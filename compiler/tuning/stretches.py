@@ -17,7 +17,7 @@ from ..binding import power_of_two
 from ..codegen import Config
 from ..planning import Device, Schedule, is_varying
 
-__all__ = ["stream_seconds", "streams"]
+__all__ = ["stretch_configs", "stretch_seconds"]
 
 # Elements of a tile along memory: of results, each of which costs a store or an addition, and of summands.
 LEAST_ALONG, MOST_RESULTS, MOST_SUMMANDS = 16, 256, 8192
@@ -30,13 +30,13 @@ FAR_BETTER = 4.0
 OF_COPIES = 20  # times their bytes: 64 copies of 3,169 sums took an H200 0.0036 ms to add up beside the launch
 
 
-def streams(schedule: Schedule, device: Device) -> tuple[Config, ...]:
+def stretch_configs(schedule: Schedule, device: Device) -> tuple[Config, ...]:
     """Return configs of a sum that reads stretches of memory, the most promising first.
 
     The best of several widths come first, then other numbers of warps. One is left where sharing is far better.
     """
-    stream = Stream(schedule, device)
-    ranked = sorted(stream.configs(), key=stream.seconds)
+    space = StretchSpace(schedule, device)
+    ranked = sorted(space.configs(), key=space.seconds)
     best_of_width: dict[int, Config] = {}
     best_of_kind: dict[tuple[int, int], Config] = {}
     for config in ranked:
@@ -44,19 +44,19 @@ def streams(schedule: Schedule, device: Device) -> tuple[Config, ...]:
         best_of_width.setdefault(width, config)
         best_of_kind.setdefault((width, config.num_warps), config)
     listed = [*list(best_of_width.values())[:WIDTHS], *best_of_kind.values()]
-    if stream.is_better_shared(listed[:1]):
+    if space.is_better_shared(listed[:1]):
         return tuple(listed[:1])
     return tuple(dict.fromkeys(listed))[: LISTED_SHARED if schedule.is_shared else LISTED]
 
 
-def stream_seconds(schedule: Schedule, config: Config, device: Device) -> float:
+def stretch_seconds(schedule: Schedule, config: Config, device: Device) -> float:
     """Return about how long a config of a sum that reads stretches of memory takes."""
-    return Stream(schedule, device).seconds(config)
+    return StretchSpace(schedule, device).seconds(config)
 
 
 @dataclass(frozen=True)
-class Stream:
-    """A schedule whose sum reads stretches of memory, on a device."""
+class StretchSpace:
+    """All configs of a schedule whose sum reads stretches of memory, on a device."""
 
     schedule: Schedule
     device: Device
@@ -85,7 +85,7 @@ class Stream:
         """Whether the sum would take far less if programs shared it, by the estimate."""
         if not best or not self.schedule.may_be_shared:
             return False
-        shared = Stream(replace(self.schedule, is_shared=True), self.device)
+        shared = StretchSpace(replace(self.schedule, is_shared=True), self.device)
         return any(self.seconds(best[0]) > FAR_BETTER * shared.seconds(config) for config in shared.configs())
 
     def in_parts(self, config: Config) -> Iterator[Config]:
@@ -136,9 +136,9 @@ class Stream:
         wasted = (1 + device.sector_bytes / row / 2) * (1 + (uneven - 1) / 2) * (1 + (1 / useful - 1) / 2)
         turns = self.turns(blocks)  # of which each part has as many as the first, or is not there
         wasted *= -(-turns // config.parts) * config.parts / turns
-        return total / rate * wasted + self.seconds_of_parts(config, programs)
+        return total / rate * wasted + self.seconds_of_parts(config)
 
-    def seconds_of_parts(self, config: Config, programs: int) -> float:
+    def seconds_of_parts(self, config: Config) -> float:
         """Return what the sums of parts take: a kernel of their own, or a memset and additions; a conversion."""
         if config.parts == 1:
             return 0.0

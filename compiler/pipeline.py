@@ -80,6 +80,7 @@ def evaluate_anew(expr: str, operands: Operands, size: Size) -> Tensor:
 
 
 def _evaluate_plain(expr: str, tensors: Mapping[str, Tensor], size: Size, fact: Fact | None = None) -> Tensor:
+    """Return the value of a statement over plain tensors, of whose numbers the fact is known."""
     names, values = ",".join(tensors), list(tensors.values())
     if is_transformed():
         return transformed(_evaluate_plain, expr, names, size, values, fact)

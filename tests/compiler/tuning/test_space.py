@@ -10,9 +10,10 @@ from problems import APPLICATIONS, positions, problem, values
 
 from insum_ops.compiler.binding.shape_class import power_of_two
 from insum_ops.compiler.planning.schedule import Schedule, schedules
-from insum_ops.compiler.tuning.measured import MEASURED_TILES, MeasuredTiles, Traits, measured_points
+from insum_ops.compiler.tuning.measured import MEASURED_TILES, MeasuredTiles, measured_points
 from insum_ops.compiler.tuning.problem import candidates
 from insum_ops.compiler.tuning.space import configs
+from insum_ops.compiler.tuning.traits import Traits
 from insum_ops.formats.facts import OwnedRows
 
 pytestmark = pytest.mark.cpu

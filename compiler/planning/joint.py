@@ -19,8 +19,9 @@ from ..binding import Bound, power_of_two
 from ..language import Var
 from .contraction import multiply
 from .movement import contiguity
+from .rules import unrolled_schedule
 from .scatter import Start, is_varying, strategies
-from .schedule import Schedule, Strides, unrolled_schedule
+from .schedule import Schedule, Strides
 
 __all__ = ["holds_sums", "in_turns", "joint_schedules"]
 

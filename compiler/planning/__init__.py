@@ -18,7 +18,7 @@ A file imports only from those above it.
     aligned          a product over copies of its operands whose rows are aligned
 """
 
-from .aligned import Aligned, AlignedCopy, aligned
+from .aligned import KNOWN_DIVISOR, Aligned, AlignedCopy, aligned
 from .block_rows import blocks_side_by_side, may_be_listed, rows_of_a_set
 from .constant_tables import line_of_access, number_at
 from .contraction import SHORT, Dot, Leaf, Node, Product, Sum, dots, leaves, multiply
@@ -35,6 +35,7 @@ from .split import split
 __all__ = [
     "DEVICES",
     "H200",
+    "KNOWN_DIVISOR",
     "LARGEST_TILE",
     "LEAST_TILE",
     "MOST_ENTRIES",

@@ -22,8 +22,8 @@ from torch._inductor import config as inductor_config
 from insum_ops import insum, sparse_conv3d
 from insum_ops.compiler.binding.bind import bind
 from insum_ops.compiler.language.parse import parse
-from insum_ops.compiler.prepared import problem_for
 from insum_ops.compiler.reference.lower import lower, placeholders
+from insum_ops.compiler.routes.prepared import problem_for
 from insum_ops.compiler.tuning.autotune import tune
 from insum_ops.formats import BlockCOO, GroupCOO, kernel_map
 

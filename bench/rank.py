@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from insum_ops.compiler.prepared import prepare
+from insum_ops.compiler.routes.prepared import prepare
 from insum_ops.compiler.tuning import FIRST, tune
 
 from .results import ResultsError

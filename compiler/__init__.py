@@ -30,7 +30,6 @@ from .binding import (
 )
 from .explain import Explanation, Tuning, explanation_of, tuning_of
 from .in_place import run_in_place
-from .joint import JointCall
 from .language import (
     Access,
     IndexRangeError,
@@ -57,7 +56,7 @@ from .planning import (
     described_as,
     device_of,
 )
-from .prepared import has_kernels, refuse_freed
+from .routes import JointCall, has_kernels, refuse_freed
 from .runtime import (
     INTERPRETED,
     TRITON_VERSION,

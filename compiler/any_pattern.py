@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..formats.torch_state import is_watched, wants_gradient
 from .binding import Recipe, SparseFormat
-from .prepared import has_kernels
+from .routes import has_kernels
 from .runtime import PLAIN_CALLS, planned, remember_coordinates
 
 __all__ = ["evaluate_rewritten"]

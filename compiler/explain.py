@@ -13,16 +13,27 @@ from torch import Tensor, fx
 from ..formats.facts import Fact
 from .binding import Bound, Kind, Recipe, SparseFormat, best_group_dim, bind, is_sparse, recipe, sparse_factor
 from .codegen import Config
-from .grouped import groupings_of
 from .language import Statement, UnsupportedError, parse
 from .pipeline import runner_of
 from .planning import Schedule, Split, strategies
-from .prepared import PreparedStatement, prepare, problem_for
 from .reference import lower
-from .routes import ALIGNED, CLEAR, GROUPED, KERNEL, STATEMENTS, TORCH, chosen_route
+from .routes import (
+    ALIGNED,
+    CLEAR,
+    GROUPED,
+    KERNEL,
+    LEAST_GAIN,
+    STATEMENTS,
+    TORCH,
+    PreparedStatement,
+    chosen_route,
+    groupings_of,
+    prepare,
+    problem_for,
+    split_of,
+)
 from .row_order import with_row_order
 from .runtime import EPOCH, check_ranges
-from .steps import LEAST_GAIN, split_of
 from .tuning import Candidate, Timing, candidates, recall, refusals
 from .tuning import tune as time_all
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..formats.facts import Fact
 from .language import UnsupportedError
 from .pipeline import runner_of
-from .prepared import prepare
+from .routes import prepare
 from .runtime import Launcher, resolved
 
 __all__ = ["run_in_place"]

@@ -25,8 +25,7 @@ from .autograd import differentiable, followed_sparse, implement, is_sum, run_pl
 from .binding import is_sparse, recipe_for, suited_group_dim
 from .language import UnsupportedError
 from .planning import strategies
-from .prepared import PreparedStatement, Result, Runner, has_kernels, prepare
-from .routes import fastest_program, fastest_route
+from .routes import PreparedStatement, Result, Runner, fastest_program, fastest_route, has_kernels, prepare
 from .row_order import with_row_order
 from .runtime import as_memory, as_traced, cast_operands, plan_arguments, planned, replayed, unchecked
 from .tuning import cached_launcher, choose
@@ -81,6 +80,7 @@ def evaluate_anew(expr: str, operands: Operands, size: Size) -> Tensor:
 
 
 def _evaluate_plain(expr: str, tensors: Mapping[str, Tensor], size: Size, fact: Fact | None = None) -> Tensor:
+    """Return the value of a statement over plain tensors, of whose numbers the fact is known."""
     names, values = ",".join(tensors), list(tensors.values())
     if is_transformed():
         return transformed(_evaluate_plain, expr, names, size, values, fact)

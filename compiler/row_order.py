@@ -15,7 +15,7 @@ from ..formats.torch_state import is_captured, is_deterministic, is_free, is_wat
 from .autograd import is_sum, run_plain
 from .binding import SparseFormat, bucket, recipe_for
 from .planning import Schedule, device_of, may_be_listed, rows_of_a_set
-from .prepared import has_kernels, ways_of
+from .routes import has_kernels, ways_of
 from .runtime import on_device, paused
 from .tuning import Key, choice_key, fastest, host_milliseconds, may_be_timed, tuning_mode
 

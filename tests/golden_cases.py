@@ -30,7 +30,7 @@ from test_kernels import (
 from torch import Tensor
 
 from insum_ops.compiler.codegen import Config
-from insum_ops.compiler.planning.schedule import schedules
+from insum_ops.compiler.planning.rules import schedules
 from insum_ops.compiler.runtime.launch import Launcher
 from insum_ops.compiler.tuning.problem import Candidate, Problem, candidates
 from insum_ops.formats.facts import Fact, OwnedRows

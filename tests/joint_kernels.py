@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from pretended_clock import Contests, pretended_clock
 
-from insum_ops.compiler import joint
+from insum_ops.compiler.routes import joint
 from insum_ops.compiler.tuning import Key
 
 __all__ = ["outputs", "share_kernels"]

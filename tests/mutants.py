@@ -54,6 +54,7 @@ TESTS = {  # the stage's own, then those of what reads its results
     "compiler/binding/bind_errors.py": ("bind",),
     "compiler/planning/scatter.py": ("scatter", *SCHEDULES, "codegen", "space"),
     "compiler/planning/schedule.py": (*SCHEDULES, "codegen", "space", "unroll"),
+    "compiler/planning/rules.py": (*SCHEDULES, "codegen", "space", "unroll"),
 }
 REWRITTEN = "ignore::pytest.PytestAssertRewriteWarning"  # hypothesis, which is imported before the forks
 QUIET = ("-qx", "--tb=no", "--no-header", "-pno:cacheprovider", "-pno:xdist", "-W", REWRITTEN)

@@ -10,7 +10,7 @@ from zlib import crc32
 import pytest
 from process_caches import forget
 
-from insum_ops.compiler import routes
+from insum_ops.compiler.routes import choice
 from insum_ops.compiler.tuning import Key
 
 __all__ = ["Contests", "drawn_programs", "pretended_clock"]
@@ -67,5 +67,5 @@ def pretended_clock(*modules: ModuleType) -> Iterator[Contests]:
 @contextmanager
 def drawn_programs() -> Iterator[Contests]:
     """A CPU's programs are drawn."""
-    with pretended_clock(routes) as contests:
+    with pretended_clock(choice) as contests:
         yield contests

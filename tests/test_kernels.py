@@ -19,9 +19,9 @@ from tolerances import assert_matches, assert_within, bound
 
 from insum_ops.compiler.binding.bind import bind
 from insum_ops.compiler.codegen import Config, Flags
-from insum_ops.compiler.planning import scatter, schedule
+from insum_ops.compiler.planning import rules, scatter
+from insum_ops.compiler.planning.rules import schedules
 from insum_ops.compiler.planning.scatter import strategies
-from insum_ops.compiler.planning.schedule import schedules
 from insum_ops.compiler.reference.lower import lower, placeholders
 from insum_ops.compiler.tuning.problem import Candidate, candidates
 from insum_ops.formats import BlockCOO, BlockGroupCOO, GroupCOO
@@ -472,7 +472,7 @@ SHARED = [
 @pytest.mark.parametrize(("make", "strategy"), SHARED, ids=lambda x: getattr(x, "__name__", x))
 def test_programs_may_share_a_sum(make, strategy, dtype, use_dot, parts, monkeypatch):
     """Some parts are longer than others, and some may be empty."""
-    monkeypatch.setattr(schedule, "SHARED_LOOP", 2)
+    monkeypatch.setattr(rules, "SHARED_LOOP", 2)
     own, tensors, fact = problem_of(make, dtype, FLAGS, 17)
     way = schedules(own.bound, own.strides, strategy, own.fact, use_dot=use_dot)[0]
     assert way.is_shared

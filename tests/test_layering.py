@@ -35,7 +35,7 @@ LEAVES = ("insum_ops.lru_cache", "insum_ops.identity_cache", "insum_ops.close_na
 SHARED = tuple([f"insum_ops.formats.{name}" for name in ("guard", "facts", "fixed_kernel", "parts", "torch_state")])
 ROOMS = tuple(
     f"insum_ops.compiler.{name}"
-    for name in ("language", "binding", "reference", "planning", "codegen", "runtime", "tuning", "autograd")
+    for name in ("language", "binding", "reference", "planning", "codegen", "runtime", "tuning", "routes", "autograd")
 )  # stages of the compiler: others see what their `__init__` offers
 # By what a module would ask torch itself whether a tensor has changed, and what torch is doing around a call.
 CHANGE_CHECKS = {"_version", "data_ptr"}

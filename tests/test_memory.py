@@ -18,8 +18,8 @@ from torch import Tensor
 from insum_ops import insum
 from insum_ops.compiler.codegen import Config
 from insum_ops.compiler.language.parse import parse
-from insum_ops.compiler.planning import schedule
-from insum_ops.compiler.planning.schedule import schedules
+from insum_ops.compiler.planning import rules
+from insum_ops.compiler.planning.rules import schedules
 from insum_ops.compiler.tuning.problem import Candidate, candidates
 from insum_ops.formats import kernel_map
 from insum_ops.formats.voxels import pairs as voxel_pairs
@@ -85,7 +85,7 @@ def test_random_statements_and_their_gradients_stay_in_bounds() -> None:
 
 
 def test_every_candidate_of_random_statements_stays_in_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule, "SHARED_LOOP", 2)
+    monkeypatch.setattr(rules, "SHARED_LOOP", 2)
     with checked_memory() as checker:
 
         @settings(max_examples=examples(0, 40))

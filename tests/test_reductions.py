@@ -20,8 +20,8 @@ from insum_ops import insum
 from insum_ops.compiler.autograd.operators import call_with_winners
 from insum_ops.compiler.codegen import Config, Flags
 from insum_ops.compiler.language.errors import UnsupportedError
+from insum_ops.compiler.planning.rules import schedules
 from insum_ops.compiler.planning.scatter import strategies
-from insum_ops.compiler.planning.schedule import schedules
 from insum_ops.compiler.reference.lower import lower, placeholders
 from insum_ops.compiler.runtime import ranges
 from insum_ops.compiler.tuning.problem import Candidate

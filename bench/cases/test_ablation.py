@@ -10,7 +10,7 @@ from torch import Tensor
 
 from insum_ops.compiler.binding.bind import bind
 from insum_ops.compiler.language.parse import parse
-from insum_ops.compiler.prepared import problem_for
+from insum_ops.compiler.routes.prepared import problem_for
 from insum_ops.compiler.runtime.ranges import check_ranges
 from insum_ops.compiler.tuning.autotune import tune
 from insum_ops.formats import COO, BlockGroupCOO, GroupCOO

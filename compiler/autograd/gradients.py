@@ -11,10 +11,9 @@ from torch import Tensor
 from ...formats.facts import WrittenOnce
 from ...formats.torch_state import asked_once, is_compiling, is_free, is_grad_enabled, is_watched
 from ..binding import Recipe, SparseFormat, recipe_for
-from ..joint import JointCall
 from ..language import Term, parse, tangent_terms, terms, winners
 from ..planning import blocks_side_by_side, device_of, holds_sums
-from ..prepared import has_kernels, prepare, ways_of
+from ..routes import JointCall, has_kernels, prepare, ways_of
 from ..runtime import remember_range
 from .operators import run_plain, run_several
 

@@ -16,10 +16,19 @@ from torch import Tensor
 from ...formats.torch_state import PLAIN, uses_tensor_cores
 from ..language import parse
 from ..planning import device_of, split
-from ..prepared import PreparedStatement, has_kernels, prepare
-from ..routes import CLEAR
+from ..routes import (
+    CLEAR,
+    LEAST_GAIN,
+    PreparedStatement,
+    Step,
+    evaluated,
+    has_kernels,
+    may_be_kept,
+    prepare,
+    split_of,
+    steps_of,
+)
 from ..runtime import on_device, paused
-from ..steps import LEAST_GAIN, Step, evaluated, may_be_kept, split_of, steps_of
 from ..tuning import fastest, may_be_timed
 from .operators import run_plain
 

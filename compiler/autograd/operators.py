@@ -30,11 +30,9 @@ from ...formats.torch_state import (
     transforms,
 )
 from ..binding import bind
-from ..exported import plan_for, run_exported
-from ..joint import JointCall, run_jointly
 from ..language import UnsupportedError, batched, parse
-from ..prepared import has_kernels
 from ..reference import lowered
+from ..routes import JointCall, has_kernels, plan_for, run_exported, run_jointly
 from ..runtime import PLAIN_CALLS, on_device, owned, planned, replayed, resolved
 from .breaks_graph import breaks_graph
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from ..binding import power_of_two
+from ..planning import KNOWN_DIVISOR
 from .broadcast import Value
 from .grid import bound_index, may_end_early, wide_extent
 from .loads import load_ahead, load_available, load_next, take_loaded
@@ -27,7 +28,6 @@ __all__ = [
 ]
 
 BAKED_LOOP = 256  # a serial loop up to this long has its bound in the source; longer ones take it as an argument
-KNOWN_DIVISOR = 16  # the one that Triton knows of a stride
 # an innermost loop of max or min up to this long is unrolled: ptxas for sm_90 left it rolled with winners
 UNROLLED = 16
 

@@ -9,7 +9,8 @@ A file imports only from those above it.
     scatter          how a result may reach the output, and what the statement becomes for it
     movement         tiles of statements that move data: flattened axes, transposes
     stretches        long sums over memory as it lies
-    schedule         a bound statement to its schedules
+    schedule         a role for every index of a statement, and what follows from the roles
+    rules            a bound statement to the schedules that are worth trying
     joint            several statements to schedules of one kernel
     relayout         a tensor copied so that rows of it are picked instead of elements
     split            a statement of many factors as several of fewer
@@ -17,7 +18,7 @@ A file imports only from those above it.
     aligned          a product over copies of its operands whose rows are aligned
 """
 
-from .aligned import Aligned, AlignedCopy, aligned
+from .aligned import KNOWN_DIVISOR, Aligned, AlignedCopy, aligned
 from .block_rows import blocks_side_by_side, may_be_listed, rows_of_a_set
 from .constant_tables import line_of_access, number_at
 from .contraction import SHORT, Dot, Leaf, Node, Product, Sum, dots, leaves, multiply
@@ -26,13 +27,15 @@ from .grouping import Grouping, groupings, number_of_tiles
 from .joint import holds_sums, in_turns, joint_schedules
 from .movement import VECTOR_BYTES, WARP_ROW, block_along
 from .relayout import Split
+from .rules import LARGEST_TILE, LEAST_TILE, MOST_ENTRIES, other_schedules, schedules
 from .scatter import ON_CHIP_EXTENT, Factor, Flat, Merged, OneHot, Owner, is_varying, strategies
-from .schedule import LARGEST_TILE, LEAST_TILE, MOST_ENTRIES, Schedule, Strides, other_schedules, resized, schedules
+from .schedule import Schedule, Strides, resized
 from .split import split
 
 __all__ = [
     "DEVICES",
     "H200",
+    "KNOWN_DIVISOR",
     "LARGEST_TILE",
     "LEAST_TILE",
     "MOST_ENTRIES",

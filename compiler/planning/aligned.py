@@ -17,12 +17,13 @@ from .device import Device
 from .movement import VECTOR_BYTES
 from .split import has_matrices
 
-__all__ = ["Aligned", "AlignedCopy", "aligned"]
+__all__ = ["KNOWN_DIVISOR", "Aligned", "AlignedCopy", "aligned"]
 
 # The most times longer that a product takes over rows that are not aligned, measured for float16 with 2,041 and 5,255
 # numbers to a row on an H200, by torch and by kernels of ours (dense-matmul of `make suite`).
 MOST_LOSS = 4
-DIVISOR = 16  # of rows and strides in elements, which is what Triton knows about the numbers that kernels are given
+# of rows and strides in elements: what Triton knows about the numbers that kernels are given
+KNOWN_DIVISOR = 16
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def _padded(bound: Bound, strides: Mapping[str, tuple[int, ...]]) -> dict[str, i
         factors = [name in _direct(access) for access in statement.accesses]
         may_pad = all(factors) if name in statement.summed else any(factors) and name in _direct(statement.output)
         if may_pad and extent % vector:
-            lengths[name] = -(-extent // DIVISOR) * DIVISOR
+            lengths[name] = -(-extent // KNOWN_DIVISOR) * KNOWN_DIVISOR
     return lengths
 
 

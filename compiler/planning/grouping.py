@@ -17,8 +17,9 @@ from math import inf, prod
 from ..binding import Bound, Meta, bind, row_major
 from ..language import Access, Index, Statement, Var, fresh_name, substituted, walk
 from .device import Device
+from .rules import schedules
 from .scatter import scatters_to_rows, strategies
-from .schedule import Strides, schedules
+from .schedule import Strides
 
 __all__ = ["Grouping", "groupings", "number_of_tiles"]
 

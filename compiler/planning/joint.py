@@ -19,18 +19,19 @@ from ..binding import Bound, power_of_two
 from ..language import Var
 from .contraction import multiply
 from .movement import contiguity
+from .rules import unrolled_schedule
 from .scatter import Start, is_varying, strategies
-from .schedule import Schedule, Strides, unrolled_schedule
+from .schedule import Schedule, Strides
 
 __all__ = ["holds_sums", "in_turns", "joint_schedules"]
 
-LONGEST_SUM = 16384  # elements of a tile that is summed whole: 32 of each tensor for a thread of a program of 16 warps
+MOST_SUMMED = 16384  # elements of a tile that is summed whole: 32 of each tensor for a thread of a program of 16 warps
 
 
 def holds_sums(bound: Bound) -> bool:
     """Whether one program can hold all that a statement sums over: no first dimension of a tensor, and not too much."""
     summed = bound.statement.summed
-    return not any(is_varying(bound, name) for name in summed) and _tile(bound.extents, summed) <= LONGEST_SUM
+    return not any(is_varying(bound, name) for name in summed) and _tile(bound.extents, summed) <= MOST_SUMMED
 
 
 def joint_schedules(
@@ -48,7 +49,7 @@ def joint_schedules(
         return None
     first, names = parts[0], [name for name, role in parts[0].roles.items() if role != "unrolled"]
     summed = [name for name in names if any(name not in part.free for part in parts)]
-    if any(is_varying(first.bound, name) for name in summed) or _tile(first.extents, summed) > LONGEST_SUM:
+    if any(is_varying(first.bound, name) for name in summed) or _tile(first.extents, summed) > MOST_SUMMED:
         return None
     along: Counter[str] = Counter()
     for part, stride, fact in zip(parts, strides, facts):

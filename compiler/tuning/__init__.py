@@ -8,6 +8,7 @@ A file imports only from those above it.
     footprint     what a config would occupy of a multiprocessor, estimated from its schedule
     stretches     tiles of long sums that read stretches of memory, by the bytes in flight
     cost          how long a candidate takes, about, and the statement at least, by the device model
+    traits        what a schedule is like, as far as its tiles go
     measured      what was fastest where it was measured, as points of the space of configs
     space         every config that a schedule may have, and those worth timing
     problem       all that decides which kernel runs a statement best, and the ways there are to run it

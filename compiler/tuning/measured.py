@@ -17,7 +17,9 @@ from dataclasses import dataclass, replace
 from math import log2
 from typing import NamedTuple
 
-__all__ = ["MEASURED_TILES", "MeasuredTiles", "Point", "Traits", "measured_points"]
+from .traits import Traits
+
+__all__ = ["MEASURED_TILES", "MeasuredTiles", "Point", "measured_points"]
 
 
 @dataclass(frozen=True)
@@ -35,27 +37,6 @@ class Point:
     is_in_turn: bool = False  # several rows to a program, one after another; nothing where there are too few
     is_else: bool = False  # only where no rows were taken in turn
     is_aligned: bool = False  # only where rows of the output begin between sectors
-
-
-@dataclass(frozen=True)
-class Traits:
-    """The properties of a schedule by which measured points are found; no name, no size of one application."""
-
-    # alone, set, neighbours, table, plain, walk, crowd, rows, runs, flat, turned, looped, deep, scalar, unrolled,
-    # unrolled runs, unrolled tile
-    form: str
-    narrow: int = 0  # 16, 32, 64, 128: the class of its narrow side
-    is_narrow_first: bool = True  # the narrow side is the rows of the output
-    widest: int = 0  # elements, of a side that has no other limit
-    used: int = 0  # of those, all but what no thread has; or of gathered rows what a warp loads at once
-    is_walk: bool = False  # a program goes through rows of the output, or pieces of them
-    is_even: bool = True  # those that it has side by side are about as long
-    widest_aligned: int = 0  # of rows that begin up to a warp's row earlier; 0: where they begin is good as it is
-    few_warps: int = 1  # for a tile that one warp, or two, hold in registers
-    is_long_by_narrow: bool = False  # the wide side goes on while the narrow one is no longer than a tile
-    is_streamed: bool = False  # some factor is read once, as wide as the tile
-    is_fallback: bool = False  # beside another strategy that is tried in full
-    slices: tuple[int, ...] = ()  # elements: parts of gathered rows that may be taken for all results before the next
 
 
 def measured_points(traits: Traits) -> tuple[Point, ...]:

@@ -22,18 +22,16 @@ from ..planning import (
     MOST_ENTRIES,
     SHORT,
     VECTOR_BYTES,
-    WARP_ROW,
     Device,
     Schedule,
-    block_along,
     device_of,
-    dots,
     is_varying,
     line_of,
 )
 from .footprint import accumulators
-from .measured import Point, Traits, measured_points
+from .measured import Point, measured_points
 from .stretches import stretch_configs
+from .traits import LONG_TILE, TENSOR_CORE_SIDE, Traits, fitting, gathers_rows, slices, table_axes, traits_of
 
 __all__ = ["configs", "run_lengths", "spread"]
 
@@ -43,9 +41,6 @@ LEAST_TURNS = 4
 MOST_ROWS = 8  # of a program, whose neighbours have as many groups
 SORTED = 6  # configs that are tried with the longest rows first too
 FORWARD = 3  # configs without a dot that are tried with grid positions one after another too
-FEW_COLUMNS = 16  # fill a warp with several rows
-RESULTS_OF_A_THREAD = 32  # from which on they are too many for one warp
-TENSOR_CORE_SIDE = 16  # the shortest side of a dot
 MOST_WARPS = 8
 MOST_STAGES = 6
 MOST_TILES_AHEAD = 12  # of a source that holds tables: they wait in registers
@@ -72,9 +67,6 @@ RUNS, LEAST_RUN, MOST_RUN, MOST_SUMS = (32, 64), 4, 32, 128
 WAITING_WARPS = 8
 MOST_AHEAD = 2  # vectors of a thread for each entry of a piece, up to which positions may be loaded ahead
 LEAST_ADDITIONS = 16  # to each element of a copy, so that adding the copies up is the smaller part
-LONG_TILE = 128  # along a side, from which on a longer one gains little
-
-SLICES = (512, 256)  # bytes
 
 GRID_SIDES = (16, 32, 64, 128, 256)
 GRID_DEPTHS = (32, 64, 128)
@@ -157,6 +149,11 @@ class Space:
     # the axes of a tile
 
     @cached_property
+    def traits(self) -> Traits:
+        """The properties by which measured points are found."""
+        return traits_of(self.schedule, self.device)
+
+    @cached_property
     def sides(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The tile axes that a point's narrow side holds, and those that its wide side holds."""
         schedule, traits = self.schedule, self.traits
@@ -167,138 +164,6 @@ class Space:
             return schedule.axes[:-1], schedule.axes[-1:]
         first, *others = schedule.names("tile")
         return ((first,), tuple(others)) if traits.is_narrow_first else (tuple(others), (first,))
-
-    @cached_property
-    def traits(self) -> Traits:
-        """The properties by which measured points are found."""
-        schedule, extents = self.schedule, self.schedule.extents
-        if schedule.tables:
-            return self.unrolled_traits
-        if not schedule.uses_dot:
-            return self.plain_traits
-        tiles, merged = schedule.names("tile"), schedule.merged
-        if merged is not None and schedule.holds_set:
-            return Traits("set", is_narrow_first=merged.name == tiles[0])
-        if merged is not None:
-            (other,) = [name for name in tiles if name != merged.name]
-            widest = min(power_of_two(extents[merged.name]), 4 * 128 // schedule.bound.dtype.itemsize)
-            return Traits("neighbours", extents[other], other == tiles[0], widest)
-        if schedule.has_table:
-            most = RESULTS_OF_A_THREAD * self.device.warp_width
-            few = 1 if prod(self.fit(name, 64) for name in tiles) < most else 2
-            # a strategy that adds is there beside another: gradients have many statements to tune
-            return Traits("table", few_warps=few, is_fallback=schedule.strategy == "atomic")
-        rows, *others = tiles
-        columns = extents[others[0]] if len(others) == 1 else LONG_TILE + 1
-        if len({dot.over for dot in dots(schedule.tree)}) > 1:
-            return Traits("alone", 16)
-        narrow = min(power_of_two(max(extents[rows], 16)), LONG_TILE)
-        if narrow < LONG_TILE:
-            return Traits("alone", narrow)
-        narrow = power_of_two(max(columns, 32))
-        if narrow < LONG_TILE:
-            return Traits("alone", narrow, is_narrow_first=False)
-        is_long = extents[rows] > LONG_TILE
-        return Traits("alone", LONG_TILE, not is_long, is_long_by_narrow=is_long and columns <= LONG_TILE)
-
-    @cached_property
-    def unrolled_traits(self) -> Traits:
-        """The traits of a schedule over constant tables."""
-        schedule, extents = self.schedule, self.schedule.extents
-        if len(schedule.axes) == 2 and all(extents[name] > 1 for name in schedule.axes):
-            is_streamed = any({*schedule.axes} <= {*factor.names} for factor in schedule.factors)
-            return Traits("unrolled tile", is_streamed=is_streamed)
-        if schedule.run:
-            return Traits("unrolled runs")
-        return Traits("unrolled", widest=256)
-
-    @cached_property
-    def plain_traits(self) -> Traits:
-        """The traits of a schedule without a dot."""
-        schedule, axes = self.schedule, self.schedule.axes
-        if not axes:
-            return Traits("scalar")
-        if schedule.has_copies and not schedule.is_shared:
-            return Traits("crowd", widest=min(power_of_two(schedule.extents[axes[-1]]), 256 if len(axes) > 1 else 1024))
-        if schedule.run:
-            lengths = [power_of_two(schedule.extents[axis]) for axis in axes]
-            return Traits("runs", widest=lengths[-1], used=prod(lengths))
-        if schedule.form == "rows":
-            return self.rows_traits
-        if schedule.form:
-            return Traits(schedule.form)
-        wide = min(power_of_two(schedule.extents[axes[-1]]), 256 if len(axes) > 1 else 1024)
-        if schedule.walks_rows and schedule.names("step"):
-            return Traits("walk", widest=wide, slices=self.slices)
-        if schedule.names("step") and axes[:-1] == schedule.names("step"):
-            return Traits("deep", widest=wide)
-        has_rows = schedule.owner is not None or schedule.strategy == "store-or-atomic"
-        used = self.device.warp_width * VECTOR_BYTES // schedule.bound.dtype.itemsize
-        return Traits(
-            "plain",
-            FEW_COLUMNS if wide <= FEW_COLUMNS else 0,
-            widest=wide,
-            used=used if has_rows and self.is_gathering else 0,
-            is_walk=schedule.owner is not None,
-            is_even=schedule.owner is None or schedule.owner.is_cut,
-            slices=self.slices,
-        )
-
-    @cached_property
-    def slices(self) -> tuple[int, ...]:
-        """Parts of the columns, of rows that are gathered: one may be taken for all results, then the next.
-
-        Whole rows of the output side by side wait for the longest of them, and gain nothing.
-        """
-        schedule, name, owner = self.schedule, self.schedule.axes[-1], self.schedule.owner
-        is_side_by_side = owner is not None and schedule.roles[owner.row] == "tile" and not owner.is_cut
-        if is_side_by_side or not self.is_gathering or not schedule.names("segment", "loop", "step"):
-            return ()
-        itemsize = schedule.bound.dtype.itemsize
-        return tuple(size // itemsize for size in SLICES if size // itemsize < schedule.extents[name])
-
-    @cached_property
-    def is_gathering(self) -> bool:
-        """Whether parts of rows lie along the columns of a tile, and an index says which rows."""
-        schedule = self.schedule
-        if len(schedule.axes) < 2:
-            return False
-        name = schedule.axes[-1]
-        names = {*schedule.parts_of(name)}
-        return any(names & {*factor.names} for factor in schedule.accesses if factor.is_indirect)
-
-    @cached_property
-    def rows_traits(self) -> Traits:
-        """The traits of a statement that moves rows."""
-        schedule, name = self.schedule, self.schedule.axes[-1]
-        extent = schedule.extents[name]
-        if schedule.names("step"):
-            beside = prod(power_of_two(schedule.extents[axis]) for axis in schedule.axes[1:-1])
-            return Traits("rows", widest=power_of_two(extent), used=beside * power_of_two(extent))
-        wide, is_fixed = block_along(extent), not is_varying(schedule.bound, name)
-        used = min(wide, -(-extent // WARP_ROW) * WARP_ROW) if is_fixed else wide
-        # a block with room for a row wherever it begins needs no second look at any column
-        longer = block_along(extent + WARP_ROW - 1) if is_fixed and wide >= extent else wide
-        return Traits("rows", widest=wide, used=used, widest_aligned=longer if schedule.may_be_aligned else 0)
-
-    def fit(self, name: str, size: int) -> int:
-        """Return the block of an axis: its extent, at most `size`, and in a dot at least a tensor core's side."""
-        schedule, extent = self.schedule, power_of_two(self.schedule.extents[name])
-        if schedule.tables:
-            return extent if schedule.roles[name] == "step" else min(extent, size)
-        if not schedule.uses_dot:
-            return min(extent, size)
-        least = 2 if name in self.table_axes else TENSOR_CORE_SIDE
-        return max(least, min(extent, size))
-
-    @cached_property
-    def table_axes(self) -> frozenset[str]:
-        """The short axes of a table, but for those that a dot of long axes sums over; they are not padded."""
-        schedule = self.schedule
-        if not schedule.has_table:
-            return frozenset()
-        short = {name for name in schedule.axes if schedule.extents[name] <= SHORT}
-        return frozenset(short - {dot.over for dot in dots(schedule.tree) if not short & dot.axes})
 
     @cached_property
     def line(self) -> int:
@@ -358,8 +223,10 @@ class Space:
                 long_steps = [name for name in steps if schedule.extents[name] > SHORT]
                 sizes |= dict.fromkeys([name for name in steps if name not in long_steps[:1]], 64)
         # a row that begins before its first column needs a longer block than its columns do
-        fit = (lambda name, size: size if name in wide else self.fit(name, size)) if point.is_aligned else self.fit
-        blocks = tuple((name, fit(name, sizes[name])) for name in self.order)
+        longer = wide if point.is_aligned else ()
+        blocks = tuple(
+            (name, sizes[name] if name in longer else fitting(schedule, name, sizes[name])) for name in self.order
+        )
         elements = prod(size for _, size in blocks)
         if schedule.tables and len(schedule.axes) == 2 and elements > LARGEST_TILE:
             return
@@ -376,7 +243,8 @@ class Space:
         schedule = self.schedule
         if not (schedule.uses_dot or schedule.tables) or config.rows > 1:
             return
-        own = [name for name in config.names if name in schedule.bound.extents and name not in self.table_axes]
+        short = table_axes(schedule)
+        own = [name for name in config.names if name in schedule.bound.extents and name not in short]
         fixed = [name for name in own if not is_varying(schedule.bound, name)]
         closer = {name: self.closest(name, config.block(name)) for name in fixed}
         steps = {name: size for name, size in closer.items() if schedule.roles[name] == "step"}
@@ -437,7 +305,7 @@ class Space:
             GRID_SIDES, GRID_SIDES, GRID_DEPTHS, GRID_WARPS, GRID_STAGES, (False, True)
         ):
             sizes = {rows: row, **dict.fromkeys(others, column), **dict.fromkeys(schedule.names("step"), depth)}
-            blocks = {name: max(TENSOR_CORE_SIDE, self.fit(name, size)) for name, size in sizes.items()}
+            blocks = {name: max(TENSOR_CORE_SIDE, fitting(self.schedule, name, size)) for name, size in sizes.items()}
             config = Config(tuple(blocks.items()), warps, stages, swap)
             if LEAST_ACCUMULATORS <= accumulators(config, schedule, self.device) <= MOST_ACCUMULATORS:
                 yield config
@@ -473,7 +341,7 @@ class Space:
             return
         listed = list(ways)
         yield from (replace(config, reverse=True) for config in listed)
-        forward = [config for config in listed if self.has_two_orders(config) and not self.is_gathering]
+        forward = [] if gathers_rows(schedule) else [config for config in listed if self.has_two_orders(config)]
         yield from forward if full else forward[:FORWARD]
 
     def has_two_orders(self, config: Config) -> bool:
@@ -547,8 +415,8 @@ class Space:
             yield from (replace(config, longest_first=True) for config in first)
             yield from rest
         elif owner is not None and schedule.roles[owner.row] == "grid" and not owner.is_cut:
-            column = schedule.axes[-1]
-            yield from (replace(config, longest_first=config.block(column) in self.slices) for config in rest)
+            column, parts = schedule.axes[-1], slices(schedule)
+            yield from (replace(config, longest_first=config.block(column) in parts) for config in rest)
         else:
             yield from rest
 

@@ -19,7 +19,7 @@ from insum_ops.compiler.explain import Explanation, Tuning
 from insum_ops.compiler.language.errors import IndexRangeError, UnsupportedError
 from insum_ops.compiler.language.parse import parse
 from insum_ops.compiler.planning.schedule import Schedule
-from insum_ops.compiler.prepared import problem_for
+from insum_ops.compiler.routes.prepared import problem_for
 from insum_ops.compiler.runtime.launch import Launcher
 from insum_ops.compiler.tuning.autotune import Timing
 from insum_ops.compiler.tuning.problem import Candidate, Problem, candidates

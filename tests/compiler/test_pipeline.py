@@ -9,10 +9,11 @@ from process_caches import forget
 from tolerances import TOLERANCE
 
 from insum_ops import insum
-from insum_ops.compiler import pipeline, prepared
+from insum_ops.compiler import pipeline
 from insum_ops.compiler.binding.bind import bind
 from insum_ops.compiler.language.errors import SettingError, UnsupportedError
 from insum_ops.compiler.language.parse import parse
+from insum_ops.compiler.routes import prepared
 from insum_ops.compiler.tuning.problem import candidates
 from insum_ops.formats import GroupCOO
 from insum_ops.formats.torch_state import rounds_float32, uses_tensor_cores

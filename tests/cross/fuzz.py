@@ -46,7 +46,7 @@ from insum_ops.compiler.language.differentiate import terms, winners
 from insum_ops.compiler.language.errors import InsumError, UnsupportedError
 from insum_ops.compiler.language.ir import Const, Statement, Var, walk
 from insum_ops.compiler.language.parse import parse
-from insum_ops.compiler.prepared import problem_for
+from insum_ops.compiler.routes.prepared import problem_for
 from insum_ops.compiler.runtime.launch import reason_of
 from insum_ops.compiler.tuning.problem import Problem, candidates
 from insum_ops.formats.facts import ConstantTables, Fact, WrittenOnce

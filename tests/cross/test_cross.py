@@ -22,7 +22,7 @@ from insum_ops.compiler.language.differentiate import terms
 from insum_ops.compiler.language.errors import UnsupportedError
 from insum_ops.compiler.language.parse import parse
 from insum_ops.compiler.planning.device import DEVICES, described_as
-from insum_ops.compiler.prepared import problem_for
+from insum_ops.compiler.routes.prepared import problem_for
 from insum_ops.compiler.tuning.footprint import shared_bytes
 from insum_ops.compiler.tuning.problem import Candidate, Problem, candidates
 from insum_ops.equivariant.channels import APART, MIXED, statement

@@ -17,8 +17,8 @@ from joint_kernels import outputs, share_kernels  # noqa: E402
 from pretended_clock import pretended_clock  # noqa: E402
 from tolerances import assert_matches, assert_within, bound  # noqa: E402
 
-from insum_ops.compiler import routes  # noqa: E402
-from insum_ops.compiler.prepared import has_kernels  # noqa: E402
+from insum_ops.compiler.routes import choice  # noqa: E402
+from insum_ops.compiler.routes.prepared import has_kernels  # noqa: E402
 from insum_ops.equivariant import channels as channels_module  # noqa: E402
 from insum_ops.equivariant import terms  # noqa: E402
 from insum_ops.lru_cache import LRUCache  # noqa: E402
@@ -192,9 +192,9 @@ def check_gradients_of_forces(ours):
 def test_edges_in_the_order_of_their_sources():
     """What tuning may choose: a gradient that adds to sources takes the edges sorted, of one graph after another."""
     ours = product()
-    with pretended_clock(routes) as contests:
+    with pretended_clock(choice) as contests:
         contests.runs = 0
-        contests.winner = lambda _, ways: routes.GROUPED if routes.GROUPED in ways else routes.KERNEL
+        contests.winner = lambda _, ways: choice.GROUPED if choice.GROUPED in ways else choice.KERNEL
         for turn in range(4):
             src, dst = torch.randint(3, (2, 7), generator=torch.Generator().manual_seed(turn // 2))
             src, dst = src.flip(0).to(DEVICE), dst.sort().values.to(DEVICE)
@@ -203,7 +203,7 @@ def test_edges_in_the_order_of_their_sources():
             edges = dense_product(ours, wide[0][src.cpu()], *wide[1:])
             expected = edges.new_zeros(3, edges.shape[1]).index_add(0, dst.cpu(), edges)
             assert_same(ours(*tensors, src=src, dst=dst, num_nodes=3), tensors, expected, wide)
-    grouped = [key.statement for key, names in contests if routes.GROUPED in names]
+    grouped = [key.statement for key, names in contests if choice.GROUPED in names]
     assert grouped
     assert all(" X[SRC[b],j,u] += " in statement for statement in grouped)
 

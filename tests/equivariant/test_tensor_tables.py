@@ -18,7 +18,7 @@ from tolerances import assert_matches, assert_within, bound  # noqa: E402
 
 from insum_ops.compiler.planning import scatter  # noqa: E402
 from insum_ops.compiler.planning.device import H200, described_as  # noqa: E402
-from insum_ops.compiler.prepared import has_kernels  # noqa: E402
+from insum_ops.compiler.routes.prepared import has_kernels  # noqa: E402
 from insum_ops.equivariant import path_tables  # noqa: E402
 from insum_ops.equivariant.decomposition import decompose  # noqa: E402
 from insum_ops.equivariant.path_tables import PathTables  # noqa: E402

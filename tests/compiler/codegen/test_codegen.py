@@ -28,7 +28,7 @@ from insum_ops.compiler.binding import power_of_two
 from insum_ops.compiler.codegen import Config, Flags, Kernel, emit
 from insum_ops.compiler.codegen.loops import MEASURED_ENTRIES, MeasuredEntries, entries_at_once
 from insum_ops.compiler.planning.device import A10, described_as
-from insum_ops.compiler.planning.schedule import schedules
+from insum_ops.compiler.planning.rules import schedules
 from insum_ops.compiler.tuning import problem as problem_module
 from insum_ops.compiler.tuning.problem import Candidate, Problem, candidates
 from insum_ops.compiler.tuning.tuning_file import clear_cache

@@ -13,7 +13,7 @@ from statements import DEVICE
 from tolerances import assert_matches
 
 from insum_ops.compiler.codegen import Flags
-from insum_ops.compiler.planning import schedule
+from insum_ops.compiler.planning import rules
 from insum_ops.compiler.tuning import problem as problem_of_tuning
 from insum_ops.compiler.tuning.problem import candidates
 from insum_ops.formats import ELL
@@ -165,11 +165,11 @@ def test_without_the_fact_nothing_is_known():
 
 
 def test_many_entries_and_wide_sums_are_left_too(monkeypatch):
-    monkeypatch.setattr(schedule, "MOST_ENTRIES", 2)
+    monkeypatch.setattr(rules, "MOST_ENTRIES", 2)
     assert not unrolled(own_problem())
-    monkeypatch.setattr(schedule, "MOST_ENTRIES", 3)
+    monkeypatch.setattr(rules, "MOST_ENTRIES", 3)
     assert unrolled(own_problem())
-    monkeypatch.setattr(schedule, "LARGEST_TILE", 32)
+    monkeypatch.setattr(rules, "LARGEST_TILE", 32)
     assert not unrolled(own_problem(SUMMED))
     assert unrolled(own_problem(STORED))
 

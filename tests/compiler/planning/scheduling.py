@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from problems import CONVOLUTION_TILED, GROUP_MAX, GROUP_SPMM, positions, problem, values
 
+from insum_ops.compiler.planning.rules import other_schedules, schedules
 from insum_ops.compiler.planning.scatter import strategies
-from insum_ops.compiler.planning.schedule import Schedule, other_schedules, schedules
+from insum_ops.compiler.planning.schedule import Schedule
 from insum_ops.compiler.tuning.problem import Problem
 from insum_ops.formats.facts import Fact, OwnedRows
 

@@ -8,7 +8,7 @@ from problems import APPLICATIONS, positions, problem, values
 from scheduling import ROWS, others, scheduled
 
 from insum_ops.compiler.planning.contraction import Dot, Leaf, Product, Sum
-from insum_ops.compiler.planning.schedule import schedules
+from insum_ops.compiler.planning.rules import schedules
 from insum_ops.compiler.tuning.problem import Problem
 
 pytestmark = pytest.mark.cpu

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from reduced_precision import reduced_precision
 from torch import Tensor
 
-from insum_ops.compiler import steps
 from insum_ops.compiler.binding import bind
 from insum_ops.compiler.language import Access, Statement, Var, parse
 from insum_ops.compiler.planning.device import H200
 from insum_ops.compiler.planning.split import Split, split
+from insum_ops.compiler.routes import steps
 
 pytestmark = pytest.mark.cpu
 

@@ -7,8 +7,9 @@ import torch
 from problems import positions, problem, values
 from scheduling import block_gradient, others, scheduled
 
+from insum_ops.compiler.planning.rules import schedules
 from insum_ops.compiler.planning.scatter import Flat, Merged
-from insum_ops.compiler.planning.schedule import Schedule, schedules
+from insum_ops.compiler.planning.schedule import Schedule
 from insum_ops.compiler.tuning.problem import Problem
 from insum_ops.compiler.tuning.space import configs
 from insum_ops.formats.facts import OwnedRows

@@ -10,8 +10,8 @@ from problems import GROUP_SPMM, positions, problem, values
 from torch import Tensor
 
 from insum_ops.compiler.binding.shape_class import known_divisor
+from insum_ops.compiler.planning.rules import schedules
 from insum_ops.compiler.planning.scatter import is_varying, strategies
-from insum_ops.compiler.planning.schedule import schedules
 from insum_ops.compiler.tuning.problem import Problem
 from insum_ops.formats.facts import ConstantTables, Fact, OwnedRows
 

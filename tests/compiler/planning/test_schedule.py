@@ -6,7 +6,8 @@ import pytest
 from problems import APPLICATIONS, GROUP_SPMM, positions, problem, values
 from scheduling import ROWS, TILES, block_gradient, maximum, others, scatter, scheduled, spmm, tiled, ways
 
-from insum_ops.compiler.planning.schedule import resized, schedules
+from insum_ops.compiler.planning.rules import schedules
+from insum_ops.compiler.planning.schedule import resized
 
 pytestmark = pytest.mark.cpu
 

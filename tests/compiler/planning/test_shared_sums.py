@@ -7,8 +7,8 @@ import torch
 from problems import APPLICATIONS, GROUP_SPMM, positions, problem, values
 from scheduling import ROWS, block_gradient, others, scheduled, spmm, ways
 
+from insum_ops.compiler.planning.rules import schedules
 from insum_ops.compiler.planning.scatter import Flat
-from insum_ops.compiler.planning.schedule import schedules
 from insum_ops.formats.facts import WrittenOnce
 
 pytestmark = pytest.mark.cpu

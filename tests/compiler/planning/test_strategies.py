@@ -10,8 +10,8 @@ from problems import APPLICATIONS, positions, problem, values
 from scheduling import ROWS, TILES, maximum, scatter, scheduled, spmm, tiled, ways
 
 from insum_ops.compiler.language.parse import parse
+from insum_ops.compiler.planning.rules import schedules
 from insum_ops.compiler.planning.scatter import owned_by, strategies
-from insum_ops.compiler.planning.schedule import schedules
 from insum_ops.compiler.tuning.problem import Problem
 from insum_ops.formats.facts import Fact, OwnedRows, WrittenOnce
 

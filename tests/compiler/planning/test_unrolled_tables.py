@@ -7,7 +7,8 @@ import torch
 from problems import positions, problem, values
 from scheduling import scheduled
 
-from insum_ops.compiler.planning.schedule import Schedule, schedules
+from insum_ops.compiler.planning.rules import schedules
+from insum_ops.compiler.planning.schedule import Schedule
 from insum_ops.formats.facts import ConstantTables
 
 pytestmark = pytest.mark.cpu

@@ -20,7 +20,7 @@ from insum_ops.compiler.language.errors import IndexRangeError, ShapeError
 from insum_ops.compiler.language.ir import Var, walk
 from insum_ops.compiler.language.parse import parse
 from insum_ops.compiler.planning.schedule import resized
-from insum_ops.compiler.prepared import prepare, problem_for
+from insum_ops.compiler.routes.prepared import prepare, problem_for
 from insum_ops.compiler.tuning.problem import Candidate, candidates
 from insum_ops.formats.facts import OwnedRows, WrittenOnce
 

@@ -10,7 +10,7 @@ from triton.runtime.errors import OutOfResources, PTXASError
 from insum_ops.compiler.binding.bind import bind
 from insum_ops.compiler.language.errors import SettingError, UnsupportedError
 from insum_ops.compiler.language.parse import parse
-from insum_ops.compiler.prepared import problem_for
+from insum_ops.compiler.routes.prepared import problem_for
 from insum_ops.compiler.runtime import launch
 from insum_ops.compiler.tuning import autotune, clock, settings
 from insum_ops.compiler.tuning.autotune import Timing, choose, recall

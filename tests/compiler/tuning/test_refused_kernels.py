@@ -17,14 +17,14 @@ from tolerances import assert_matches
 from triton.runtime.errors import OutOfResources, PTXASError
 
 from insum_ops import explain, insum
-from insum_ops.compiler import prepared
 from insum_ops.compiler.binding.bind import bind
 from insum_ops.compiler.codegen import Kernel
 from insum_ops.compiler.explain import Tuning
 from insum_ops.compiler.in_place import run_in_place
 from insum_ops.compiler.language.errors import UnsupportedError
 from insum_ops.compiler.language.parse import parse
-from insum_ops.compiler.prepared import problem_for
+from insum_ops.compiler.routes import prepared
+from insum_ops.compiler.routes.prepared import problem_for
 from insum_ops.compiler.runtime import launch
 from insum_ops.compiler.tuning import autotune
 

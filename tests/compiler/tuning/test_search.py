@@ -10,7 +10,7 @@ import torch
 from insum_ops.compiler.binding import bind
 from insum_ops.compiler.language import parse
 from insum_ops.compiler.planning.device import H200
-from insum_ops.compiler.prepared import problem_for
+from insum_ops.compiler.routes.prepared import problem_for
 from insum_ops.compiler.tuning import search
 from insum_ops.compiler.tuning.cost import Cost, floor_milliseconds
 from insum_ops.compiler.tuning.problem import Candidate, Problem, candidates

@@ -9,10 +9,12 @@ import torch
 from problems import APPLICATIONS, positions, problem, values
 
 from insum_ops.compiler.binding.shape_class import power_of_two
-from insum_ops.compiler.planning.schedule import Schedule, schedules
-from insum_ops.compiler.tuning.measured import MEASURED_TILES, MeasuredTiles, Traits, measured_points
+from insum_ops.compiler.planning.rules import schedules
+from insum_ops.compiler.planning.schedule import Schedule
+from insum_ops.compiler.tuning.measured import MEASURED_TILES, MeasuredTiles, measured_points
 from insum_ops.compiler.tuning.problem import candidates
 from insum_ops.compiler.tuning.space import configs
+from insum_ops.compiler.tuning.traits import Traits
 from insum_ops.formats.facts import OwnedRows
 
 pytestmark = pytest.mark.cpu

@@ -16,7 +16,7 @@ import torch
 from insum_ops.compiler.binding.bind import bind
 from insum_ops.compiler.language.errors import UnsupportedError
 from insum_ops.compiler.language.parse import parse
-from insum_ops.compiler.prepared import problem_for
+from insum_ops.compiler.routes.prepared import problem_for
 from insum_ops.compiler.runtime import launch
 from insum_ops.compiler.runtime.cache_folder import cache_dir
 from insum_ops.compiler.runtime.launch import Launcher

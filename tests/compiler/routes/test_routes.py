@@ -10,12 +10,12 @@ from pretended_clock import pretended_clock
 from statements import IS_INTERPRETED
 
 from insum_ops import explain, insum, tune
-from insum_ops.compiler import routes
-from insum_ops.compiler.grouped import GroupedRunner, RunnerByCapture, RunnerByIndex, groupings_of
 from insum_ops.compiler.planning.device import H200, described_as
 from insum_ops.compiler.planning.split import split
-from insum_ops.compiler.prepared import prepare
-from insum_ops.compiler.routes import KERNEL, STATEMENTS, TORCH, fastest_route
+from insum_ops.compiler.routes import choice
+from insum_ops.compiler.routes.choice import KERNEL, STATEMENTS, TORCH, fastest_route
+from insum_ops.compiler.routes.grouped import GroupedRunner, RunnerByCapture, RunnerByIndex, groupings_of
+from insum_ops.compiler.routes.prepared import prepare
 from tests.tolerances import TOLERANCE
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -92,7 +92,7 @@ RELATIONS = "Y[D[e],o] += V[e] * X[S[e],c] * W[R[e],c,o]"
 @pytest.fixture
 def gathered_last():
     """Several statements win wherever they take part."""
-    with described_as(replace(H200, bandwidth=1e3)), pretended_clock(routes) as contests:
+    with described_as(replace(H200, bandwidth=1e3)), pretended_clock(choice) as contests:
         contests.runs = 0
         contests.winner = lambda _, ways: next(way for way in (STATEMENTS, KERNEL, *ways) if way in ways)
         yield contests
@@ -174,12 +174,12 @@ def test_tensors_on_the_way_need_room_and_all_experts_for_all_tokens_are_not_tri
     tensors += [torch.zeros(90, dtype=torch.int64) for _ in range(3)]
     statement = prepare(RELATIONS, "V,X,W,D,S,R", (7, 4), tensors, None)
     steps = split(statement.bound, replace(H200, bandwidth=1e3), False)
-    call = routes._Call(statement, statement.variant(tensors), tensors, None, None, None, steps, ())
+    call = choice._Call(statement, statement.variant(tensors), tensors, None, None, None, steps, ())
     way = replace(groupings_of(statement, tensors)[0], gain=3 * steps.estimate)
-    assert routes._statements(call) is not None
-    assert routes._statements(replace(call, ways=(way,))) is None
-    monkeypatch.setattr(routes, "_has_room", lambda device, held: held < 7 * 2 * 4 * 4)
-    assert routes._statements(call) is None
+    assert choice._statements(call) is not None
+    assert choice._statements(replace(call, ways=(way,))) is None
+    monkeypatch.setattr(choice, "_has_room", lambda device, held: held < 7 * 2 * 4 * 4)
+    assert choice._statements(call) is None
 
 
 def test_explain_shows_the_steps(tensors, slow):
@@ -205,9 +205,9 @@ def test_explain_shows_one_kernel_where_steps_save_nothing(tensors):
 def test_a_choice_is_timed_once_for_all_lengths_and_needs_room_each_time(monkeypatch, has_room):
     """Where a timer, which is not there, says that torch's operations are the fastest."""
     room, text = iter([True, has_room]), "Y[i,j] += A[i,k] * B[k,j]"
-    monkeypatch.setattr(routes, "_fits_in_memory", lambda bound, wants_winners: next(room))
+    monkeypatch.setattr(choice, "_fits_in_memory", lambda bound, wants_winners: next(room))
     B = torch.rand(7, 3, dtype=torch.float64)
-    with pretended_clock(routes) as contests:
+    with pretended_clock(choice) as contests:
         contests.runs, contests.winner = 0, TORCH
         for rows, is_torch in ((501, True), (502, has_room)):
             tensors = [torch.rand(rows, 7, dtype=torch.float64), B]
@@ -220,13 +220,13 @@ def test_a_choice_is_timed_once_for_all_lengths_and_needs_room_each_time(monkeyp
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize("new", [routes.KERNEL, routes.GROUPED])
+@pytest.mark.parametrize("new", [choice.KERNEL, choice.GROUPED])
 def test_a_graph_may_take_another_route_than_eager_calls(new):
     """Where a timer, which is not there, finds tables slow where a graph has to look after them."""
-    chosen = {"route of": routes.GROUPED, routes.NEW_INDEX: new, routes.CAPTURED: routes.KERNEL}
+    chosen = {"route of": choice.GROUPED, choice.NEW_INDEX: new, choice.CAPTURED: choice.KERNEL}
     tensors = [torch.rand(700, 5), torch.randint(0, 9, (700,))]
     statement = prepare("Y[G[p],c] += X[p,c]", "X,G", (9, 5), tensors, None)
-    with pretended_clock(routes) as contests:
+    with pretended_clock(choice) as contests:
         contests.runs = 0
         contests.winner = lambda key, _: next(
             (own for what, own in chosen.items() if key.statement.startswith(what)), ""
@@ -234,7 +234,7 @@ def test_a_graph_may_take_another_route_than_eager_calls(new):
         runner = fastest_route(statement, statement.variant(tensors), tensors, None, None, lambda *_: "kernel")
     assert isinstance(runner, RunnerByCapture)
     assert runner.captured == "kernel"
-    assert isinstance(runner.eager, GroupedRunner if new == routes.GROUPED else RunnerByIndex)
+    assert isinstance(runner.eager, GroupedRunner if new == choice.GROUPED else RunnerByIndex)
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="nothing is timed without a GPU")

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from insum_ops import insum
-from insum_ops.compiler import pipeline, routes
-from insum_ops.compiler.aligned import AlignedRunner, aligned_of
+from insum_ops.compiler import pipeline
 from insum_ops.compiler.autograd import functions
 from insum_ops.compiler.planning.device import H200, described_as
-from insum_ops.compiler.prepared import has_kernels, prepare
+from insum_ops.compiler.routes import choice
+from insum_ops.compiler.routes.aligned import AlignedRunner, aligned_of
+from insum_ops.compiler.routes.prepared import has_kernels, prepare
 from insum_ops.nn import SparseConvTensor, SubMConv1d
 from tests.short_clouds import expected_of
 from tests.tolerances import TOLERANCE
@@ -233,10 +234,10 @@ def test_a_summed_name_that_a_factor_lacks_is_not_padded():
 @pytest.mark.parametrize("room", [True, False])
 def test_copies_are_bounded_in_memory(monkeypatch, room):
     asked = []
-    monkeypatch.setattr(routes, "_has_room", lambda device, held: asked.append(held) or room)
+    monkeypatch.setattr(choice, "_has_room", lambda device, held: asked.append(held) or room)
     tensors = [drawn(13, 21), drawn(21, 11)]
     statement = prepare(PRODUCT, "A,B", None, tensors, None)
-    call = routes._Call(statement, statement.variant(tensors), tensors, None, pipeline.run, pipeline._kernel, None, ())
+    call = choice._Call(statement, statement.variant(tensors), tensors, None, pipeline.run, pipeline._kernel, None, ())
     with described_as(SLOW):
-        assert (routes._aligned(call) is not None) == room
+        assert (choice._aligned(call) is not None) == room
     assert asked == [2 * (13 * 32 + 32 * 16 + 13 * 16)]  # bytes of A, B and the product

@@ -16,10 +16,11 @@ from memory_checker import checked_memory
 from statements import IS_INTERPRETED
 
 from insum_ops import insum
-from insum_ops.compiler import pipeline, routes
-from insum_ops.compiler.grouped import GroupedRunner, RunnerByCapture, RunnerByIndex, groupings_of
+from insum_ops.compiler import pipeline
 from insum_ops.compiler.planning.device import H200, described_as
-from insum_ops.compiler.prepared import has_kernels, prepare
+from insum_ops.compiler.routes import choice
+from insum_ops.compiler.routes.grouped import GroupedRunner, RunnerByCapture, RunnerByIndex, groupings_of
+from insum_ops.compiler.routes.prepared import has_kernels, prepare
 from insum_ops.compiler.runtime import group_tables, new_group_tables, note_use, remembered_ranges, was_used
 from insum_ops.compiler.runtime.group_tables import _for_graph, _Groups, _made, sorted_tables
 from insum_ops.compiler.runtime.plan_cache import planned
@@ -344,7 +345,7 @@ def test_the_routes_of_a_weight_chosen_by_an_index_are_timed(monkeypatch):
         result = insum(EXPERTS, X=X, W=W, E=E)
         assert (result.double() - reference).norm() < 0.01 * reference.norm()
     statement = prepare(EXPERTS, "X,W,E", None, [X, W, E], None)
-    assert routes.chosen_route(statement, statement.variant([X, W, E]), None) == routes.GROUPED
+    assert choice.chosen_route(statement, statement.variant([X, W, E]), None) == choice.GROUPED
 
 
 TABLES = {"V": torch.tensor([[0.5, -2.0], [1.5, 0.0]]), "I": torch.tensor([[1, 0], [2, -1]])}

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..formats.torch_state import HALF, is_deterministic, may_round_sums, rounds_float32
-from ..lru_cache import LRUCache
-from .binding import Bound, Meta, bind, kernel_strides, row_major
-from .codegen import Flags
-from .language import UnsupportedError, parse
-from .planning import device_of, resized
-from .runtime import Launcher, load
-from .tuning import Candidate, Problem, candidates, recall
+from ...formats.torch_state import HALF, is_deterministic, may_round_sums, rounds_float32
+from ...lru_cache import LRUCache
+from ..binding import Bound, Meta, bind, kernel_strides, row_major
+from ..codegen import Flags
+from ..language import UnsupportedError, parse
+from ..planning import device_of, resized
+from ..runtime import Launcher, load
+from ..tuning import Candidate, Problem, candidates, recall
 
 __all__ = ["plan_for", "run_exported"]
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ..formats.torch_state import HALF, may_round_sums, uses_tensor_cores
-from .binding import Bound
-from .planning import Split, device_of, split
+from ...formats.torch_state import HALF, may_round_sums, uses_tensor_cores
+from ..binding import Bound
+from ..planning import Split, device_of, split
 
 __all__ = ["LEAST_GAIN", "Step", "evaluated", "may_be_kept", "split_of", "steps_of"]
 

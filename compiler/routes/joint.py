@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..formats.facts import ConstantTables, Fact
-from ..lru_cache import LRUCache
-from .codegen import Config
-from .planning import resized
-from .prepared import PreparedStatement, has_kernels, prepare
-from .runtime import JointLauncher, on_device, paused
-from .tuning import (
+from ...formats.facts import ConstantTables, Fact
+from ...lru_cache import LRUCache
+from ..codegen import Config
+from ..planning import resized
+from ..runtime import JointLauncher, on_device, paused
+from ..tuning import (
     JointProblem,
     Problem,
     Search,
@@ -31,6 +30,7 @@ from .tuning import (
     next_batch,
     tuning_mode,
 )
+from .prepared import PreparedStatement, has_kernels, prepare
 
 __all__ = ["JointCall", "run_jointly"]
 

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..formats.facts import ConstantTables, Fact, OwnedRows, WrittenOnce
-from ..formats.torch_state import is_captured, is_capturing, is_deterministic, uses_tensor_cores
-from .binding import kernel_strides
-from .planning import Grouping, device_of, groupings
+from ...formats.facts import ConstantTables, Fact, OwnedRows, WrittenOnce
+from ...formats.torch_state import is_captured, is_capturing, is_deterministic, uses_tensor_cores
+from ..binding import kernel_strides
+from ..planning import Grouping, device_of, groupings
+from ..runtime import GroupTables, active, ascends, group_tables, new_group_tables, note_use, was_used
 from .prepared import PreparedStatement, Result, Runner, as_one_step, prepare
-from .runtime import GroupTables, active, ascends, group_tables, new_group_tables, note_use, was_used
 
 __all__ = ["GroupedRunner", "Kernel", "RunnerByCapture", "RunnerByIndex", "by_kernel", "groupings_of"]
 

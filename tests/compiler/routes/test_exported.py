@@ -14,11 +14,11 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from insum_ops import insum
-from insum_ops.compiler import exported
 from insum_ops.compiler.autograd import operators
-from insum_ops.compiler.exported import plan_for, run_exported
 from insum_ops.compiler.language.errors import UnsupportedError
 from insum_ops.compiler.planning.device import H200, described_as
+from insum_ops.compiler.routes import exported
+from insum_ops.compiler.routes.exported import plan_for, run_exported
 
 pytestmark = [pytest.mark.cpu, pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated:FutureWarning")]
 

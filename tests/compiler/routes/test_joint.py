@@ -16,11 +16,11 @@ from tolerances import TOLERANCE, assert_matches
 from torch import Tensor
 
 from insum_ops import insum
-from insum_ops.compiler import joint
-from insum_ops.compiler.joint import JointCall, run_jointly
 from insum_ops.compiler.language import terms
 from insum_ops.compiler.pipeline import run
-from insum_ops.compiler.prepared import prepare
+from insum_ops.compiler.routes import joint
+from insum_ops.compiler.routes.joint import JointCall, run_jointly
+from insum_ops.compiler.routes.prepared import prepare
 from insum_ops.compiler.tuning import joint_problem, search
 
 pytestmark = pytest.mark.kernels

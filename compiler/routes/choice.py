@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..formats.facts import Fact
-from ..formats.torch_state import (
+from ...formats.facts import Fact
+from ...formats.torch_state import (
     has_saving_hooks,
     is_deterministic,
     is_watched,
@@ -36,16 +36,12 @@ from ..formats.torch_state import (
     uses_tensor_cores,
     wants_gradient,
 )
-from ..lru_cache import LRUCache
-from .aligned import AlignedRunner, aligned_of
-from .binding import Bound
-from .grouped import GroupedRunner, Kernel, RunnerByCapture, RunnerByIndex, groupings_of
-from .planning import Grouping, Split, device_of
-from .prepared import PreparedStatement, Runner
-from .reference import USUAL, numbers_held, sums_in_half
-from .runtime import Launcher, on_device, paused
-from .steps import LEAST_GAIN, Step, evaluated, split_of, steps_of
-from .tuning import (
+from ...lru_cache import LRUCache
+from ..binding import Bound
+from ..planning import Grouping, Split, device_of
+from ..reference import USUAL, numbers_held, sums_in_half
+from ..runtime import Launcher, on_device, paused
+from ..tuning import (
     NEAR,
     Key,
     bucketed_lengths,
@@ -56,6 +52,10 @@ from .tuning import (
     may_be_timed,
     tuning_mode,
 )
+from .aligned import AlignedRunner, aligned_of
+from .grouped import GroupedRunner, Kernel, RunnerByCapture, RunnerByIndex, groupings_of
+from .prepared import PreparedStatement, Runner
+from .steps import LEAST_GAIN, Step, evaluated, split_of, steps_of
 
 __all__ = [
     "ALIGNED",

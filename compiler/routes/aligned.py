@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..formats.facts import Fact
-from ..formats.torch_state import is_captured, uses_tensor_cores
-from ..lru_cache import LRUCache
-from .binding import kernel_strides
+from ...formats.facts import Fact
+from ...formats.torch_state import is_captured, uses_tensor_cores
+from ...lru_cache import LRUCache
+from ..binding import kernel_strides
+from ..language import Statement
+from ..planning import Aligned, AlignedCopy, aligned, device_of
+from ..runtime import active, paused, remember_range
 from .grouped import Kernel, by_kernel
-from .language import Statement
-from .planning import Aligned, AlignedCopy, aligned, device_of
 from .prepared import PreparedStatement
-from .runtime import active, paused, remember_range
 
 __all__ = ["AlignedRunner", "aligned_of"]
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..formats.facts import ConstantTables, Fact, OwnedRows
-from ..formats.guard import is_freed
-from ..formats.torch_state import (
+from ...formats.facts import ConstantTables, Fact, OwnedRows
+from ...formats.guard import is_freed
+from ...formats.torch_state import (
     HALF,
     OLDEST_GPU,
     asked_once,
@@ -23,13 +23,13 @@ from ..formats.torch_state import (
     may_round_sums,
     rounds_float32,
 )
-from ..lru_cache import LRUCache
-from .binding import Bound, Kinds, Meta, bind, bucket, kernel_strides, kinds_of, row_major, shape_class, sized
-from .codegen import Flags
-from .language import Access, OperandError, Statement, UnsupportedError, Var, fresh_name, parse
-from .planning import device_of
-from .reference import USUAL, Way, placeholders, program_for, ways_for
-from .runtime import (
+from ...lru_cache import LRUCache
+from ..binding import Bound, Kinds, Meta, bind, bucket, kernel_strides, kinds_of, row_major, shape_class, sized
+from ..codegen import Flags
+from ..language import Access, OperandError, Statement, UnsupportedError, Var, fresh_name, parse
+from ..planning import device_of
+from ..reference import USUAL, Way, placeholders, program_for, ways_for
+from ..runtime import (
     INTERPRETED,
     TRITON_VERSION,
     active,
@@ -39,7 +39,7 @@ from .runtime import (
     remembered_ranges,
     segment_lengths,
 )
-from .tuning import Candidate, Problem, candidates, is_uneven, tuning_mode
+from ..tuning import Candidate, Problem, candidates, is_uneven, tuning_mode
 
 __all__ = [
     "PreparedStatement",

@@ -1,8 +1,8 @@
 """Batches that are older than `torch.func`, one gradient or tangent at a time.
 
 `torch.autograd.grad(..., is_grads_batched=True)` makes batches of gradients, `torch.autograd.functional.jacobian` with
-`vectorize=True` those or, with `strategy="forward-mode"`, batches of tangents. They have no rule for most operators, nor
-data that a kernel could read.
+`vectorize=True` those or, with `strategy="forward-mode"`, batches of tangents. They have no rule for most operators,
+nor data that a kernel could read.
 """
 
 from __future__ import annotations
@@ -55,9 +55,7 @@ def unbatch_tangents(jvp: Callable[..., Tensor | None]) -> Callable[..., Tensor 
 def _one_by_one(function: Callable[..., Any], ctx: Any, arguments: Sequence[Any]) -> tuple[Tensor | None, ...]:
     """Return what `function(ctx, *arguments)` would for a batch, calling it once for each part."""
     level = next(_level(argument) for argument in arguments if _is_batch(argument))
-    rows = [
-        torch._remove_batch_dim(argument, level, 1, 0) if _is_batch(argument) else None for argument in arguments
-    ]
+    rows = [torch._remove_batch_dim(argument, level, 1, 0) if _is_batch(argument) else None for argument in arguments]
     results = []
     for at in range(max([0 if row is None else len(row) for row in rows])):
         parts = function(ctx, *[argument if row is None else row[at] for row, argument in zip(rows, arguments)])

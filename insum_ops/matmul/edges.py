@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..compiler import IndexRangeError, OperandError, ShapeError, outside_transforms
 from ..formats import COO
-from ..formats.check import COORD_DTYPES, VALUE_DTYPES
+from ..formats.check import COORD_DTYPES, IF_COMPLEX, VALUE_DTYPES
 from ..formats.guard import ChangeGuard, may_keep
 from ..formats.parts import FormatParts, Kind, keep_pattern, register_kind
 from ..formats.sparse_format import SparseFormat
@@ -212,7 +212,8 @@ def _check_weights(edge_weight: Tensor, arranged: Arranged) -> None:
     """Refuse weights of another dtype, shape or device than the edges need."""
     num_edges = arranged.pattern.nnz
     if edge_weight.dtype not in VALUE_DTYPES:
-        raise OperandError(f"edge_weight is {edge_weight.dtype}; convert it with edge_weight.float()")
+        remedy = IF_COMPLEX if edge_weight.is_complex() else "convert it with edge_weight.float()"
+        raise OperandError(f"edge_weight is {edge_weight.dtype}; {remedy}")
     if edge_weight.shape != (num_edges,):
         raise ShapeError(
             f"edge_weight is {list(edge_weight.shape)} but edge_index is [2, {num_edges}]; "

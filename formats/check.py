@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .errors import FormatError
+from .torch_state import is_batched, is_compiling, undifferentiated
 
 Sizes = tuple[int, ...]
 VALUE_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -96,6 +97,22 @@ def check_tensor(name: str, value: object) -> None:
         kind = type(value).__name__
         remedy = "from_numpy" if kind == "ndarray" else "tensor"
         raise FormatError(f"{name} is of type {kind}; pass torch.{remedy}({name})")
+
+
+def pattern_part(name: str, tensor: Tensor) -> Tensor:
+    """Return a tensor of coordinates without what a transform that differentiates wraps it in.
+
+    Raises FormatError for one that vmap batches.
+    """
+    if is_compiling():
+        return tensor
+    tensor = undifferentiated(tensor)
+    if is_batched(tensor):
+        raise FormatError(
+            f"{name} is batched by torch.func.vmap, but a format has one pattern for all examples; make the format "
+            "outside and batch its values, A.with_values(values), or write index tensors into the statement"
+        )
+    return tensor
 
 
 def check_has_numbers(name: str, tensor: Tensor) -> None:

@@ -20,6 +20,7 @@ from .check import (
     check_tensor,
     integer_sizes,
     normal_dim,
+    pattern_part,
 )
 from .convert import Entries, block_grid, dense_entries, merge, merge_into_blocks
 from .errors import FormatError
@@ -146,6 +147,7 @@ class FromTensors(ABC):
         check_tensor("coords", coords)
         check_tensor("values", values)
         size, dim, blocks = cls._check_options(shape, group_dim, group_size, block_size)
+        coords = pattern_part("coords", coords)
         check_entries(coords, values, size, ())
         if blocks is None:
             form = cls._from_listed(coords, values, size, dim, group_size)
@@ -195,6 +197,7 @@ class FromTensors(ABC):
         check_tensor("values", values)
         size, dim, blocks = cls._check_options(shape, group_dim, group_size, values.shape[1:])
         grid = block_grid(size, blocks)
+        coords = pattern_part("coords", coords)
         check_entries(coords, values, grid, tuple(values.shape[1:]))
         return cls._from_entries(merge(Entries(coords.long(), values), grid, dim), size, dim, group_size, blocks)
 

@@ -19,6 +19,7 @@ from ..formats.torch_state import (
     is_dynamo,
     is_traced,
     modes,
+    undifferentiated,
 )
 from ..not_scripted import NotScripted
 from .patterns import (
@@ -473,10 +474,13 @@ class BlockSparseLinear(NotScripted, nn.Module):
         If a tracer reads the code, the pattern is not compared with `coords`.
         """
         cached = self._weight_format
-        if cached is None or not (is_compiled or (cached.coords is self._buffers["coords"] and cached.guard.hold())):
+        coords: Any = self._buffers["coords"]
+        if not is_compiled:
+            coords = undifferentiated(coords)
+        if cached is None or not (is_compiled or (cached.coords is coords and cached.guard.hold())):
             self._settle()
             check_blocks(weight, self.coords, self.block_size)
-            cached = make_weight_format(self.coords, weight, self.grid, cached)
+            cached = make_weight_format(coords, weight, self.grid, cached)
             if may_keep(cached.coords, cached.pattern, cached.form.values):
                 self._weight_format = cached
                 self._is_undrawn = False  # the pattern that it holds by now was written there

@@ -377,3 +377,10 @@ def test_the_arguments_of_torch_sparse():
 def test_an_array_in_the_place_of_the_dense_matrix():
     form = GroupCOO.from_dense(torch.eye(3))
     fails(OperandError, "B is of type ndarray; pass torch.from_numpy(B)", form, torch.ones(3, 2, device="cpu").numpy())
+
+
+def test_edge_weights_that_are_not_dense():
+    graph = torch.tensor([[0, 1], [1, 2]]), torch.ones(2).to_sparse()
+    fails(
+        OperandError, "edge_weight is a torch.sparse_coo tensor; pass edge_weight.to_dense()", graph, torch.ones(3, 2)
+    )

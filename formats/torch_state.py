@@ -47,6 +47,7 @@ __all__ = [
     "is_grad_enabled",
     "is_inference_mode",
     "is_recorded",
+    "is_stand_in",
     "is_traced",
     "is_transformed",
     "is_watched",
@@ -212,6 +213,11 @@ def is_transformed() -> bool:
     if torch.compiler.is_compiling():
         return False
     return transforms() is not None or (forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled())
+
+
+def is_stand_in(tensor: Tensor) -> bool:
+    """Return whether a tensor has a size and no numbers, as all have that torch's FakeTensorMode makes."""
+    return type(tensor).__name__ == "FakeTensor"
 
 
 def undifferentiated(tensor: Tensor) -> Tensor:

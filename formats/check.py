@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from .errors import FormatError
+from .torch_state import is_batched, is_compiling, undifferentiated
 
 Sizes = tuple[int, ...]
 VALUE_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 COORD_DTYPES = (torch.int32, torch.int64)
+IF_COMPLEX = "multiply by the real and by the imaginary part"  # what to do with a matrix of complex values
 
 
 def integer_sizes(name: str, value: Any) -> Sizes:
@@ -40,6 +42,10 @@ def check_shape(shape: Sizes) -> None:
 def normal_dim(name: str, dim: int, shape: Sizes) -> int:
     """Return `dim` counted from the front; raise FormatError if there is no such dimension."""
     ndim = len(shape)
+    try:
+        dim = index(dim)
+    except TypeError:
+        raise FormatError(f"{name} is {dim!r}; choose from {-ndim} to {ndim - 1}") from None
     if not -ndim <= dim < ndim:
         raise FormatError(f"{name} is {dim} but shape is {list(shape)}; choose from {-ndim} to {ndim - 1}")
     return dim % ndim
@@ -86,6 +92,34 @@ def check_dtype(name: str, values: Tensor) -> None:
         raise FormatError(f"{name} is {values.dtype}; values are {_either(VALUE_DTYPES)}")
 
 
+def check_tensor(name: str, value: object) -> None:
+    if not isinstance(value, Tensor):
+        kind = type(value).__name__
+        remedy = "from_numpy" if kind == "ndarray" else "tensor"
+        raise FormatError(f"{name} is of type {kind}; pass torch.{remedy}({name})")
+
+
+def pattern_part(name: str, tensor: Tensor) -> Tensor:
+    """Return a tensor of coordinates without what a transform that differentiates wraps it in.
+
+    Raises FormatError for one that vmap batches.
+    """
+    if is_compiling():
+        return tensor
+    tensor = undifferentiated(tensor)
+    if is_batched(tensor):
+        raise FormatError(
+            f"{name} is batched by torch.func.vmap, but a format has one pattern for all examples; make the format "
+            "outside and batch its values, A.with_values(values), or write index tensors into the statement"
+        )
+    return tensor
+
+
+def check_has_numbers(name: str, tensor: Tensor) -> None:
+    if tensor.is_meta:
+        raise FormatError(f"{name} is on the meta device, where it lists no entries; give it memory and numbers first")
+
+
 def check_entries(coords: Tensor, values: Tensor, grid: Sizes, block_size: Sizes) -> None:
     """Raise FormatError unless `coords` [ndim, E] and `values` [E, *block_size] fit each other and the grid's shape."""
     check_dtype("values", values)
@@ -99,6 +133,7 @@ def check_entries(coords: Tensor, values: Tensor, grid: Sizes, block_size: Sizes
             f"values is {list(values.shape)} but coords is {list(coords.shape)}; values must be {expected}"
         )
     _check_device("coords", coords, values)
+    check_has_numbers("coords", coords)
 
 
 def check_inside(coords: Tensor, grid: Sizes) -> None:
@@ -117,6 +152,7 @@ def check_inside(coords: Tensor, grid: Sizes) -> None:
 
 def check_values(values: Tensor, expected: Tensor) -> None:
     """Raise FormatError unless `values` can take the place of those that a format has."""
+    check_tensor("values", values)
     check_dtype("values", values)
     if values.shape != expected.shape:
         raise FormatError(f"values is {list(values.shape)} but the pattern holds {list(expected.shape)}")
@@ -137,6 +173,7 @@ def check_parts(
 
     No data is read. `rows` is the number of rows if the row is p itself, None if the format stores it.
     """
+    check_tensor("values", values)
     check_dtype("values", values)
     extents = values.shape[: len(value_axes)]
     if len(extents) < len(value_axes) or values.shape[len(value_axes) :] != block_size:
@@ -158,6 +195,7 @@ def check_parts(
             continue
         if not is_stored:
             raise FormatError(f"coords[{dim}] is a tensor, but in {kind} the row is p itself; pass None")
+        check_tensor(f"coords[{dim}]", coord)
         if coord.dtype not in COORD_DTYPES:
             raise FormatError(f"coords[{dim}] is {coord.dtype}; coordinates are {_either(COORD_DTYPES)}")
         expected = extents[:1] if dim == group_dim else extents

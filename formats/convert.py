@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .check import check_inside
+from .check import check_inside, pattern_part
 from .device_kernels import layouts, runs_kernels
 from .facts import RowFacts
 from .group_size import groups_of, pieces_of, size_on_gpu
+from .torch_state import untransformed
 
 if TYPE_CHECKING:
     from .layouts import Survey
@@ -86,7 +87,7 @@ def dense_entries(A: Tensor, group_dim: int, block_size: Sizes | None) -> Entrie
     else:
         A = split_blocks(A, block_size)
         is_stored = (A != 0).flatten(len(block_size)).any(-1)
-    rotated = is_stored.movedim(group_dim, 0).nonzero().T
+    rotated = pattern_part("A", is_stored).movedim(group_dim, 0).nonzero().T
     coords = torch.cat([rotated[1 : group_dim + 1], rotated[:1], rotated[group_dim + 1 :]])
     return Entries(coords, A[tuple(coords)])
 
@@ -106,9 +107,10 @@ def scatter_dense(entries: Entries, shape: Sizes, block_size: Sizes | None) -> T
 
 def merge(entries: Entries, grid: Sizes, group_dim: int) -> Entries:
     """Return entries ordered by the group dimension first, with duplicates added; refuse any outside of the grid."""
-    keys, are_inside, is_ascending = entry_keys(entries.coords, grid, group_dim)
-    if not are_inside:
-        check_inside(entries.coords, grid)
+    with untransformed():
+        keys, are_inside, is_ascending = entry_keys(entries.coords, grid, group_dim)
+        if not are_inside:
+            check_inside(entries.coords, grid)
     return entries if is_ascending else _add_up(entries.coords, keys, (), entries.values, ())
 
 

@@ -14,10 +14,13 @@ from .check import (
     check_dtype,
     check_entries,
     check_group_size,
+    check_has_numbers,
     check_inside,
     check_shape,
+    check_tensor,
     integer_sizes,
     normal_dim,
+    pattern_part,
 )
 from .convert import Entries, block_grid, dense_entries, merge, merge_into_blocks
 from .errors import FormatError
@@ -98,6 +101,7 @@ class FromTensors(ABC):
         if A.layout != torch.strided:
             raise FormatError(f"A has layout {A.layout}; from_dense takes a dense tensor, from_torch a sparse one")
         check_dtype("A", A)
+        check_has_numbers("A", A)
         shape, dim, blocks = cls._check_options(A.shape, group_dim, group_size, block_size)
         return cls._from_entries(dense_entries(A, dim, blocks), shape, dim, group_size, blocks)
 
@@ -140,7 +144,10 @@ class FromTensors(ABC):
             >>> A.AM.tolist(), A.AK.tolist(), A.AV.tolist()
             ([0, 2], [1, 1], [5.0, 3.0])
         """
+        check_tensor("coords", coords)
+        check_tensor("values", values)
         size, dim, blocks = cls._check_options(shape, group_dim, group_size, block_size)
+        coords = pattern_part("coords", coords)
         check_entries(coords, values, size, ())
         if blocks is None:
             form = cls._from_listed(coords, values, size, dim, group_size)
@@ -186,8 +193,11 @@ class FromTensors(ABC):
             >>> A.AM.tolist(), A.AK.tolist(), A.AV.shape
             ([0, 1], [1, 0], torch.Size([2, 16, 16]))
         """
+        check_tensor("coords", coords)
+        check_tensor("values", values)
         size, dim, blocks = cls._check_options(shape, group_dim, group_size, values.shape[1:])
         grid = block_grid(size, blocks)
+        coords = pattern_part("coords", coords)
         check_entries(coords, values, grid, tuple(values.shape[1:]))
         return cls._from_entries(merge(Entries(coords.long(), values), grid, dim), size, dim, group_size, blocks)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from .check import check_inside
 from .convert import Layout, lay_out_across, lay_out_groups, lay_out_listed
 from .sparse_format import SparseFormat
+from .torch_state import untransformed
 
 __all__ = ["GroupCOO"]
 
@@ -70,10 +71,11 @@ class GroupCOO(SparseFormat):
     ) -> Format | None:
         listed = None
         if len(shape) == 2:
-            rows, columns = (coords[dim] for dim in (group_dim, 1 - group_dim))
             grid = shape[group_dim], shape[1 - group_dim]
             refuse = partial(check_inside, coords, shape)
-            listed = lay_out_listed(rows, columns, grid, refuse, adds=True, group_size=group_size)
+            with untransformed():
+                rows, columns = (coords[dim] for dim in (group_dim, 1 - group_dim))
+                listed = lay_out_listed(rows, columns, grid, refuse, adds=True, group_size=group_size)
         if listed is None:
             return None
         if listed.merged is not None:

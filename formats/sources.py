@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Protocol, cast
 
 import numpy
@@ -10,10 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .check import check_has_numbers
 from .device_kernels import layouts, runs_kernels
 from .errors import FormatError
 
 __all__ = ["ScipyArray", "scipy_entries", "spread_blocks", "torch_entries"]
+
+ROWS = {"csr": "rows", "csc": "columns", "bsr": "rows of blocks"}  # what a compressed array of scipy points at
 
 
 class ScipyArray(Protocol):
@@ -44,9 +48,11 @@ class ScipyRepeating(ScipyArray, Protocol):
     def sum_duplicates(self) -> None: ...
 
 
-class ScipyBSR(Protocol):
-    """What is read of a scipy array in BSR."""
+class ScipyCompressed(Protocol):
+    """What is read of a scipy array in CSR, CSC or BSR."""
 
+    shape: tuple[int, ...]
+    format: str
     indptr: NDArray[numpy.integer]
     indices: NDArray[numpy.integer]
     data: NDArray[numpy.number]
@@ -59,6 +65,7 @@ def torch_entries(A: Tensor, name: str = "A") -> tuple[Tensor, Tensor]:
     """
     if not isinstance(A, Tensor):
         raise FormatError(f"A is a {type(A).__name__}; from_torch takes a torch sparse tensor")
+    check_has_numbers("A", A)
     if A.layout == torch.sparse_coo:
         if A.dense_dim():
             raise FormatError(f"A is hybrid, with dense_dim() {A.dense_dim()}; use from_dense(A.to_dense())")
@@ -96,17 +103,54 @@ def _unfolded(pointers: Tensor, others: Tensor, first: int) -> Tensor | None:
 def scipy_entries(A: ScipyArray) -> tuple[Tensor, Tensor]:
     """Return the coords [ndim, E] and values [E] of a scipy sparse array, each once; BSR lists blocks.
 
-    Raises FormatError for anything else, or for values that torch has no dtype for.
+    Raises FormatError for anything else, for values that torch has no dtype for, or if its indices are broken.
     """
     if not hasattr(A, "tocoo"):
         remedy = ", from_dense or from_torch a tensor" if isinstance(A, Tensor) else ""
         raise FormatError(f"A is a {type(A).__name__}; from_scipy takes a scipy sparse array or matrix{remedy}")
-    if A.format == "bsr":
-        bsr = cast(ScipyBSR, A)
-        rows = _pointed_rows(torch.tensor(bsr.indptr).diff(), len(bsr.indices))
-        return torch.stack([rows, torch.tensor(bsr.indices).long()]), _values(bsr.data)
-    coo = _distinct(A).tocoo()
-    return torch.stack([torch.tensor(c).long() for c in coo.coords]), _values(coo.data)
+    if A.format in ROWS and len(A.shape) == 2:  # that of a vector has a row, too
+        _check_compressed(cast(ScipyCompressed, A))
+        coords, values = _unfolded_scipy(cast(ScipyCompressed, _distinct(A)))
+    else:
+        if A.format == "coo":
+            _check_lengths("coords", cast(ScipyCOO, A).coords[0], cast(ScipyCOO, A).data)
+        coo = _distinct(A).tocoo()
+        coords, values = torch.stack([torch.tensor(c).long() for c in coo.coords]), _values(coo.data)
+    _check_listed(coords, [-(-size // block) for size, block in zip_longest(A.shape, values.shape[1:], fillvalue=1)])
+    return coords, values
+
+
+def _unfolded_scipy(A: ScipyCompressed) -> tuple[Tensor, Tensor]:
+    """Return the coords [2, E] and values of a compressed array, which may have room for more than it lists."""
+    entries, others = int(A.indptr[-1]), torch.tensor(A.indices).long()
+    pair = (_pointed_rows(torch.tensor(A.indptr).diff(), entries), others[:entries])
+    return torch.stack(pair[::-1] if A.format == "csc" else pair), _values(A.data[:entries])
+
+
+def _check_compressed(A: ScipyCompressed) -> None:
+    """Raise FormatError if arrays do not fit each other; scipy's functions would read and write elsewhere."""
+    _check_lengths("indices", A.indices, A.data)
+    axis = 1 if A.format == "csc" else 0
+    lines = -(-A.shape[axis] // (A.data.shape[1] if A.data.ndim > 1 else 1))
+    if len(A.indptr) != lines + 1:
+        listed, kind = len(A.indptr), ROWS[A.format]
+        raise FormatError(f"A.indptr lists {listed} positions but A has {lines} {kind}; it must list {lines + 1}")
+    if A.indptr[0] != 0 or A.indptr[-1] > len(A.indices) or (numpy.diff(A.indptr) < 0).any():
+        raise FormatError(f"A.indptr must ascend from 0 to {len(A.indices)}, its entries; mend its indices")
+
+
+def _check_lengths(name: str, indices: NDArray[numpy.integer], data: NDArray[numpy.number]) -> None:
+    if len(data) != len(indices):
+        raise FormatError(f"A.data lists {len(data)} entries but A.{name} {len(indices)}; mend its indices")
+
+
+def _check_listed(coords: Tensor, grid: Sequence[int]) -> None:
+    """Raise FormatError for the first entry outside of a scipy array."""
+    limits = coords.new_tensor(list(grid))[:, None]
+    is_outside = (coords < 0) | (coords >= limits)
+    if is_outside.any():
+        place = coords[:, int(is_outside.any(0).nonzero()[0])].tolist()
+        raise FormatError(f"A lists an entry at {place}, but its shape holds {list(grid)}; mend its indices")
 
 
 def _distinct(A: ScipyArray) -> ScipyArray:

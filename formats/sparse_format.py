@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from .check import check_coords, check_dtype, check_group_size, check_parts, check_values, normal_dim
+from .check import check_coords, check_dtype, check_group_size, check_parts, check_values, normal_dim, pattern_part
 from .convert import Entries, Gather, Layout, block_grid, coord_dtype, key_dtype, scatter_dense, sort_order
 from .errors import FormatError
 from .facts import RowFacts
@@ -25,7 +25,7 @@ from .pattern_cache import PatternCache, Regrouped
 from .regrouped_view import RegroupedView, facts_of
 from .row_order import RowOrderedView, order_rows
 from .to_torch import torch_sparse
-from .torch_state import is_compiling
+from .torch_state import is_compiling, undifferentiated, untransformed
 
 __all__ = ["SparseFormat"]
 
@@ -56,7 +56,12 @@ class SparseFormat(Moves, NotTensor, FromTensors):
 
     def __post_init__(self) -> None:
         shape, group_dim, block_size = self._check_options(self.shape, self.group_dim, None, self.block_size)
-        coords = tuple(self.coords)
+        coords = tuple(
+            [
+                pattern_part(f"coords[{dim}]", coord) if isinstance(coord, Tensor) else coord
+                for dim, coord in enumerate(self.coords)
+            ]
+        )
         if len(coords) != len(shape):
             raise FormatError(f"coords holds {len(coords)} but shape is {list(shape)}; give one for each dimension")
         vars(self).update(coords=coords, shape=shape, group_dim=group_dim, block_size=block_size)
@@ -123,8 +128,9 @@ class SparseFormat(Moves, NotTensor, FromTensors):
         group_size: int | None,
         blocks: Sizes | None,
     ) -> Format:
-        with torch.inference_mode(False):  # coordinates are to count their versions
-            layout = cls._lay_out(entries.coords, block_grid(shape, blocks), group_dim, group_size)
+        coords = pattern_part("coords", entries.coords)
+        with torch.inference_mode(False), untransformed():  # coordinates are to count their versions
+            layout = cls._lay_out(coords, block_grid(shape, blocks), group_dim, group_size)
         values = entries.values if layout.gather is None else layout.gather(entries.values)
         return cls._laid_out(layout, values, len(entries.values), shape, group_dim, blocks)
 
@@ -163,6 +169,8 @@ class SparseFormat(Moves, NotTensor, FromTensors):
         `like` is the cache of the format that was taken apart, which holds for the same coordinates. Others have as
         many entries, for a tracer, which can't count them.
         """
+        if not is_compiling():  # grad, vjp and jvp take all of their arguments apart
+            coords = tuple([undifferentiated(coord) if isinstance(coord, Tensor) else coord for coord in coords])
         stored = tuple(coord for coord in coords if coord is not None)
         guarded = () if like is None else like.guard.tensors
         if like is not None and len(stored) == len(guarded) and all(map(is_, stored, guarded)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
@@ -32,6 +33,7 @@ __all__ = [
     "float32_precision",
     "has_saving_hooks",
     "is_autocast_enabled",
+    "is_batched",
     "is_captured",
     "is_capturing",
     "is_compiling",
@@ -45,6 +47,7 @@ __all__ = [
     "is_grad_enabled",
     "is_inference_mode",
     "is_recorded",
+    "is_stand_in",
     "is_traced",
     "is_transformed",
     "is_watched",
@@ -62,6 +65,8 @@ __all__ = [
     "transform_kinds",
     "transforms",
     "uncompiled",
+    "undifferentiated",
+    "untransformed",
     "uses_tensor_cores",
     "wants_gradient",
 ]
@@ -91,6 +96,7 @@ is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is
 current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 is_wrapped = functorch.is_functorch_wrapped_tensor  # by vmap, grad, ...
 _script_tracer = torch._C._get_tracing_state  # torch.jit.trace's; None: it does not run
+is_batched = functorch.is_batchedtensor  # by vmap, outermost
 is_functional = torch._is_functional_tensor  # by torch.func.functionalize
 
 uncompiled = _disable_dynamo  # what an operator runs: where a graph breaks at it, torch.compile would compile its parts
@@ -207,6 +213,27 @@ def is_transformed() -> bool:
     if torch.compiler.is_compiling():
         return False
     return transforms() is not None or (forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled())
+
+
+def is_stand_in(tensor: Tensor) -> bool:
+    """Return whether a tensor has a size and no numbers, as all have that torch's FakeTensorMode makes."""
+    return type(tensor).__name__ == "FakeTensor"
+
+
+def undifferentiated(tensor: Tensor) -> Tensor:
+    """Return an index tensor without what `grad`, `vjp` and `jvp` wrap all of their arguments in.
+
+    One that vmap batches stays as it is.
+    """
+    while functorch.is_gradtrackingtensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def untransformed() -> AbstractContextManager[object]:
+    """Return a context outside of all transforms, which would wrap what is made of plain tensors too."""
+    is_inside = not torch.compiler.is_compiling() and transforms() is not None
+    return torch._C._DisableFuncTorch() if is_inside else nullcontext()
 
 
 @asked_once  # a compiled graph is guarded by what torch's transforms were

@@ -8,7 +8,7 @@ A file imports only from those above it.
     flop_formula      what `FlopCounterMode` counts of a statement
     wanted            which gradients a pass backward asks for
     direct_apply      `apply` of an autograd function for calls that a plan has served
-    legacy_vmap       batches of gradients, as `jacobian(vectorize=True)` asks for them, one at a time
+    legacy_vmap       batches of gradients or tangents, as `jacobian(vectorize=True)` makes them, one at a time
     planned_backward  `backward` of an autograd function, by the launch plan of its gradients
     gradients         the gradients and tangents of a statement, evaluated by whatever evaluates a statement
     run_gradients     one opaque torch operator for several gradients of a sum over plain tensors

@@ -18,6 +18,7 @@ from ...formats.torch_state import is_compiling, is_wrapped
 from ..binding import SparseFormat, is_sparse
 from ..runtime import outside_transforms, owned
 from .gradients import gradient_of, gradients_of, is_sum, tangent_of, winner_places
+from .legacy_vmap import unbatch_tangents
 from .operators import batch_call, run_plain, run_plain_with_winners
 
 __all__ = ["transformed", "transformed_sparse"]
@@ -93,7 +94,7 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        return _tangent(ctx, _saved_operands(ctx), tangents)
+        return _tangent(ctx, _saved_operands(ctx), *tangents)
 
     @staticmethod
     def vmap(
@@ -127,7 +128,7 @@ class _Extremum(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        return _tangent(ctx, _saved_operands(ctx), tangents), None
+        return _tangent(ctx, _saved_operands(ctx), *tangents), None
 
     @staticmethod
     def vmap(
@@ -180,7 +181,8 @@ def _gradients(ctx: Any, operands: dict[str, Tensor], grad_output: Tensor) -> An
     return *(None,) * PARAMETERS, *grads
 
 
-def _tangent(ctx: Any, operands: dict[str, Tensor], tangents: Sequence[Tensor | None]) -> Any:
+@unbatch_tangents
+def _tangent(ctx: Any, operands: dict[str, Tensor], *tangents: Tensor | None) -> Tensor:
     """Return the output's tangent for `jvp`, given those of all arguments."""
     total = None
     for name, tangent in zip(ctx.names, tangents[PARAMETERS:]):
@@ -228,6 +230,7 @@ class _Sparse(torch.autograd.Function):
         return *(None,) * SPARSE_PARAMETERS, *gradients_of(*statement, form, dense, grad_output, needs_grads)
 
     @staticmethod
+    @unbatch_tangents
     def jvp(ctx: Any, *tangents: Any) -> Any:
         values, *dense_tensors = _saved(ctx)
         form = ctx.form_of(values)

@@ -1,6 +1,8 @@
-"""`torch.autograd.grad(..., is_grads_batched=True)`, by which `jacobian(vectorize=True)` works: one gradient at a time.
+"""Batches that are older than `torch.func`, one gradient or tangent at a time.
 
-Its batches are older than `torch.func` and have no rule for most operators, nor data that a kernel could read.
+`torch.autograd.grad(..., is_grads_batched=True)` makes batches of gradients, `torch.autograd.functional.jacobian` with
+`vectorize=True` those or, with `strategy="forward-mode"`, batches of tangents. They have no rule for most operators,
+nor data that a kernel could read.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from torch._C import _functorch as functorch
 from ...formats.torch_state import is_compiling
 from ..language import UnsupportedError
 
-__all__ = ["is_batched", "unbatch_gradients"]
+__all__ = ["is_batched", "unbatch_gradients", "unbatch_tangents"]
 
 MOST_LEVELS = 64  # that torch counts
 
@@ -32,24 +34,37 @@ def unbatch_gradients(backward: Backward) -> Backward:
     def called(ctx: Any, *grad_outputs: Any) -> Any:
         if is_compiling() or not any([_is_batch(grad_output) for grad_output in grad_outputs]):
             return backward(ctx, *grad_outputs)
-        level = next(_level(grad_output) for grad_output in grad_outputs if _is_batch(grad_output))
-        rows = [
-            torch._remove_batch_dim(grad_output, level, 1, 0) if _is_batch(grad_output) else None
-            for grad_output in grad_outputs
-        ]
-        results = []
-        for at in range(max([0 if row is None else len(row) for row in rows])):
-            grads = backward(
-                ctx, *[grad_output if row is None else row[at] for row, grad_output in zip(rows, grad_outputs)]
-            )
-            results.append(grads if isinstance(grads, tuple) else (grads,))
-        return tuple([_joined(grads, level) for grads in zip(*results)])
+        return _one_by_one(backward, ctx, grad_outputs)
 
     return called
 
 
+def unbatch_tangents(jvp: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
+    """Return a function of (ctx, tangents) so that a batch of tangents calls it once for each of them."""
+
+    @wraps(jvp)
+    def called(ctx: Any, *tangents: Any) -> Tensor | None:
+        if is_compiling() or not any([_is_batch(tangent) for tangent in tangents]):
+            return jvp(ctx, *tangents)
+        (tangent,) = _one_by_one(jvp, ctx, tangents)
+        return tangent
+
+    return called
+
+
+def _one_by_one(function: Callable[..., Any], ctx: Any, arguments: Sequence[Any]) -> tuple[Tensor | None, ...]:
+    """Return what `function(ctx, *arguments)` would for a batch, calling it once for each part."""
+    level = next(_level(argument) for argument in arguments if _is_batch(argument))
+    rows = [torch._remove_batch_dim(argument, level, 1, 0) if _is_batch(argument) else None for argument in arguments]
+    results = []
+    for at in range(max([0 if row is None else len(row) for row in rows])):
+        parts = function(ctx, *[argument if row is None else row[at] for row, argument in zip(rows, arguments)])
+        results.append(parts if isinstance(parts, tuple) else (parts,))
+    return tuple([_joined(parts, level) for parts in zip(*results)])
+
+
 def _is_batch(part: object) -> bool:
-    """Whether an argument of `backward` is one of those batches."""
+    """Whether an argument is one of those batches."""
     return isinstance(part, Tensor) and is_batched(part)
 
 
@@ -68,7 +83,7 @@ def _level(tensor: Tensor) -> int:
     raise UnsupportedError("batches of gradients are nested, as is_grads_batched=True inside another; ask for one")
 
 
-def _joined(grads: Sequence[Tensor | None], level: int) -> Tensor | None:
-    """Return the gradients of one tensor as a batch; None if it has none."""
-    present = [grad for grad in grads if grad is not None]
+def _joined(parts: Sequence[Tensor | None], level: int) -> Tensor | None:
+    """Return the gradients or tangents of one tensor as a batch; None if it has none."""
+    present = [part for part in parts if part is not None]
     return torch._add_batch_dim(torch.stack(present), 0, level) if present else None

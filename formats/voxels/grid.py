@@ -13,6 +13,7 @@ from ...identity_cache import ByIdentity
 from ..check import COORD_DTYPES, integer_sizes
 from ..errors import FormatError
 from ..guard import ChangeGuard
+from ..torch_state import is_batched, is_compiling, undifferentiated
 
 __all__ = ["VoxelGrid"]
 
@@ -80,6 +81,11 @@ class VoxelGrid:
             raise FormatError(
                 f"indices is {list(indices.shape)} but spatial_shape is {list(self.spatial_shape)}; it must be "
                 f"[N, {width}], the batch and then a coordinate for each axis"
+            )
+        if not is_compiling() and is_batched(undifferentiated(indices)):
+            raise FormatError(
+                "indices is batched by torch.func.vmap, but voxels are the same for all examples; batch the features, "
+                "or list all clouds in one tensor, told apart by the batch index in column 0"
             )
 
     def is_checked(self, indices: Tensor) -> bool:

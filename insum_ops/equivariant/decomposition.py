@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..compiler import ON_CHIP_EXTENT, followed, has_kernels, outside_transforms
+from ..compiler import ON_CHIP_EXTENT, followed, has_kernels, outside_modes, outside_transforms
 from ..formats import GroupCOO
 from ..formats.torch_state import is_compiling, is_grad_enabled, is_transformed, is_watched
 from ..functional import insum
@@ -225,7 +225,7 @@ def decompose(
     A caller that torch traces calls `decompose.__wrapped__`, so that nothing traced is kept.
     """
     check_layout(layout)
-    with torch.device("cpu"), outside_transforms():  # its tables are kept, for any device
+    with torch.device("cpu"), outside_modes(), outside_transforms():  # its tables are kept, for any device
         return _decompose((in1, in2, out), instructions, layout)
 
 

@@ -195,6 +195,9 @@ class Product:
                 raise OperandError(f"{name} is of type {type(tensor).__name__}; pass a torch.Tensor")
         if not isinstance(y, Tensor):
             return self.with_sparse(x, y, weight, src is not None or dst is not None)
+        if x.is_nested or y.is_nested:  # before sizes are asked for, which those of an older kind do not have
+            name = "x" if x.is_nested else "y"
+            raise OperandError(f"{name} is a nested tensor; pass a padded one, as {name}.to_padded_tensor(0.0)")
         is_one_hot = not y.is_floating_point()
         if is_one_hot or not self.fits(x, y, weight):
             self.check(x, y, weight)
@@ -300,12 +303,16 @@ class Product:
         else:
             is_right = weight.shape[-1:] == (self.weight_numel,) and weight.dtype == dtype and weight.device == device
         sizes = (x.shape[-1:], y.shape[-1:])
+        is_right = is_right and x.layout is torch.strided and y.layout is torch.strided
         return is_right and sizes == self.last and y.dtype == dtype and y.device == device
 
     def check(self, x: Tensor, y: Tensor, weight: Tensor | None) -> None:
         """Refuse wrong last dimensions, dtypes and devices in the caller's names; the statements check the rest."""
         dim1, dim2, _ = self.dims
         is_one_hot = not y.is_floating_point()
+        for name, tensor in (("x", x), ("y", y), ("weight", weight)):
+            if tensor is not None and tensor.layout is not torch.strided:
+                raise OperandError(f"{name} is a {tensor.layout} tensor; pass a dense one, as {name}.to_dense()")
         if x.dim() == 0 or x.shape[-1] != dim1:
             raise ShapeError(_wrong_dim("x", x, "irreps_in1", self.in1, dim1))
         if not is_one_hot and (y.dim() == 0 or y.shape[-1] != dim2):

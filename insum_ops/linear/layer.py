@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..compiler import InsumError, OperandError, shortened, takes_composites
+from ..compiler import InsumError, OperandError, outside_modes, shortened, takes_composites
 from ..formats import BlockCOO
 from ..formats.convert import split_blocks
 from ..formats.guard import ChangeGuards, may_keep
@@ -17,8 +17,10 @@ from ..formats.torch_state import (
     default_dtype,
     is_compiling,
     is_dynamo,
+    is_stand_in,
     is_traced,
     modes,
+    undifferentiated,
 )
 from ..not_scripted import NotScripted
 from .patterns import (
@@ -131,14 +133,16 @@ class BlockSparseLinear(NotScripted, nn.Module):
         density = check_density(density)
         check_dtype("dtype", dtype or default_dtype())
         check_generator(generator)
-        start = nn.Parameter(torch.empty(self.out_features, device=device, dtype=dtype)) if bias else None
-        self.register_parameter("bias", start)
-        place = torch.empty((), device=device).device
-        if pattern is None:
-            pattern = random_mask(self.grid, density, allow_empty_rows, generator)
-        else:
-            check_mask("pattern", pattern, self.grid, place)
-        coords = _listed(pattern, place)
+        shift = nn.Parameter(torch.empty(self.out_features, device=device, dtype=dtype)) if bias else None
+        self.register_parameter("bias", shift)
+        start = torch.empty((), device=device)
+        if pattern is not None:
+            check_mask("pattern", pattern, self.grid, start.device)
+        with outside_modes(pattern):  # of a pattern that is drawn the number of blocks is known
+            mask = random_mask(self.grid, density, allow_empty_rows, generator) if pattern is None else pattern
+            coords = _listed(mask, start.device)
+        if is_stand_in(start):  # everything else of the layer is
+            coords = torch.empty(coords.shape, dtype=coords.dtype, device=start.device)
         self.register_buffer("coords", coords)
         self.weight = nn.Parameter(torch.empty(coords.shape[1], *self.block_size, device=device, dtype=dtype))
         self._allow_empty_rows = allow_empty_rows
@@ -230,7 +234,7 @@ class BlockSparseLinear(NotScripted, nn.Module):
         """
         check_generator(generator)
         self._settled = None
-        if self.coords.is_meta:
+        if self.coords.is_meta or is_stand_in(self.coords):
             return
         if self._is_undrawn or not is_pattern(self.coords, self.grid):
             self._draw_pattern(generator)
@@ -473,10 +477,13 @@ class BlockSparseLinear(NotScripted, nn.Module):
         If a tracer reads the code, the pattern is not compared with `coords`.
         """
         cached = self._weight_format
-        if cached is None or not (is_compiled or (cached.coords is self._buffers["coords"] and cached.guard.hold())):
+        coords: Any = self._buffers["coords"]
+        if not is_compiled:
+            coords = undifferentiated(coords)
+        if cached is None or not (is_compiled or (cached.coords is coords and cached.guard.hold())):
             self._settle()
             check_blocks(weight, self.coords, self.block_size)
-            cached = make_weight_format(self.coords, weight, self.grid, cached)
+            cached = make_weight_format(coords, weight, self.grid, cached)
             if may_keep(cached.coords, cached.pattern, cached.form.values):
                 self._weight_format = cached
                 self._is_undrawn = False  # the pattern that it holds by now was written there

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..compiler import OperandError, ShapeError, UnsupportedError, outside_transforms
 from ..formats import BlockCOO
 from ..formats.guard import ChangeGuards
-from ..formats.torch_state import is_wrapped
+from ..formats.torch_state import is_batched
 from .patterns import is_pattern
 
 __all__ = ["WeightFormat", "check_blocks", "make_weight_format"]
@@ -48,11 +48,11 @@ def make_weight_format(
 ) -> WeightFormat:
     """Return the format of `weight` [P, bo, bi] at `coords` [2, P], with the cached format if it has this pattern.
 
-    Raises OperandError for coordinates that list no pattern, UnsupportedError for those that torch.func passes.
+    Raises OperandError for coordinates that list no pattern, UnsupportedError for those that vmap batches.
     """
-    if is_wrapped(coords):
+    if is_batched(coords):
         raise UnsupportedError(
-            "coords is batched or differentiated by torch.func, but a pattern is one for all calls; "
+            "coords is batched by torch.func.vmap, but a pattern is one for all calls; "
             "pass parameters alone, as in torch.func.functional_call(layer, parameters, (x,))"
         )
     guard = ChangeGuards([coords])  # before it is read: another thread may write to it

@@ -11,13 +11,13 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from ..compiler import IndexRangeError, OperandError, ShapeError, outside_transforms
+from ..compiler import IndexRangeError, OperandError, ShapeError, UnsupportedError, outside_transforms
 from ..formats import COO
-from ..formats.check import COORD_DTYPES, VALUE_DTYPES
+from ..formats.check import COORD_DTYPES, IF_COMPLEX, VALUE_DTYPES
 from ..formats.guard import ChangeGuard, may_keep
 from ..formats.parts import FormatParts, Kind, keep_pattern, register_kind
 from ..formats.sparse_format import SparseFormat
-from ..formats.torch_state import is_forward_mode, is_grad_enabled, is_wrapped
+from ..formats.torch_state import is_batched, is_forward_mode, is_grad_enabled, is_wrapped, undifferentiated
 from ..identity_cache import ByIdentity
 from .arrange import Arranged, arrange_edges
 from .listed import may_list
@@ -99,7 +99,7 @@ def edges_of(A: tuple[Any, ...], name: str, size: tuple[int, int] | None, may_be
     they `may_be_young`, edges that are new are left as they are listed, until they were asked for several times.
     """
     check_graph(A, name)
-    edge_index = A[0]
+    edge_index = _unbatched(A[0]) if is_wrapped(A[0]) else A[0]
     sizes = size if len(A) == 2 or A[2] is None else _checked_sizes(A[2])
     by_size = _edges.get(edge_index)
     edges = None if by_size is None else by_size.get(sizes)
@@ -124,6 +124,20 @@ def check_graph(A: tuple[Any, ...], name: str) -> None:
             f"{name} is a tuple of ({kinds}); pass (edge_index, edge_weight, size) with edge_index [2, E], "
             "edge_weight [E] or None, and size (sources, targets), a number or None"
         )
+    for called, part in (("edge_index", A[0]), ("edge_weight", A[1])):
+        if part is not None and part.layout is not torch.strided:
+            raise OperandError(f"{called} is a {part.layout} tensor; pass {called}.to_dense()")
+
+
+def _unbatched(edge_index: Tensor) -> Tensor:
+    """Return an edge_index without what transforms that differentiate wrap it in; refuse one that vmap batches."""
+    edge_index = undifferentiated(edge_index)
+    if is_batched(edge_index):
+        raise UnsupportedError(
+            "edge_index is batched by torch.func.vmap, but a graph is one for all examples; write the product as a "
+            'statement, whose index tensors may be batched: insum("C[dst[e],n] += w[e] * B[src[e],n]", ...)'
+        )
+    return edge_index
 
 
 def check_edge_index(edge_index: Tensor) -> None:
@@ -219,7 +233,8 @@ def _check_weights(edge_weight: Tensor, arranged: Arranged) -> None:
     """Refuse weights of another dtype, shape or device than the edges need."""
     num_edges = arranged.pattern.nnz
     if edge_weight.dtype not in VALUE_DTYPES:
-        raise OperandError(f"edge_weight is {edge_weight.dtype}; convert it with edge_weight.float()")
+        remedy = IF_COMPLEX if edge_weight.is_complex() else "convert it with edge_weight.float()"
+        raise OperandError(f"edge_weight is {edge_weight.dtype}; {remedy}")
     if edge_weight.shape != (num_edges,):
         raise ShapeError(
             f"edge_weight is {list(edge_weight.shape)} but edge_index is [2, {num_edges}]; "

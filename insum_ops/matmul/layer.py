@@ -16,7 +16,7 @@ from ..formats.errors import FormatError
 from ..formats.group_size import gpu_group_size, group_size
 from ..formats.guard import ChangeGuards, may_keep
 from ..formats.sparse_format import SparseFormat
-from ..formats.torch_state import is_compiling, is_dynamo, is_traced, is_wrapped
+from ..formats.torch_state import is_batched, is_compiling, is_dynamo, is_traced, is_wrapped, undifferentiated
 from ..not_scripted import NotScripted
 from .functional import SUM, Reduce, spmm
 from .operands import as_format
@@ -107,7 +107,7 @@ class SpMM(NotScripted, nn.Module):
         Raises:
             OperandError: the layer is on the meta device.
             FormatError: its coordinates were overwritten with others.
-            UnsupportedError: torch.func batches or differentiates its coordinates.
+            UnsupportedError: torch.func.vmap batches its coordinates.
         """
         form, buffers = self._form, self._buffers
         AV = buffers.get("AV")
@@ -116,7 +116,7 @@ class SpMM(NotScripted, nn.Module):
         if not is_dynamo() and is_traced([AV]):  # torch.export and the like put their own tensors here
             return type(form)._traced((self.AM, self.AK), AV, form.shape, form.group_dim, form.block_size)
         rows, columns = form.coords
-        is_current = rows is buffers["AM"] and columns is buffers["AK"]
+        is_current = _is_beneath(rows, buffers["AM"]) and _is_beneath(columns, buffers["AK"])
         if not is_current and not (is_compiling() and self._has_stand_ins()):
             form = self._rebuild() if may_keep(self.AM, self.AK) else self._rebuilt()
         if form.values is not AV:
@@ -176,11 +176,11 @@ class SpMM(NotScripted, nn.Module):
         return all(type(part) is not Tensor and part.device == own.device for part, own in zip(parts, known))
 
     def _rebuilt(self) -> SparseFormat:
-        """Return a format over the layer's present tensors; refuse coordinates of one call by torch.func."""
+        """Return a format over the layer's present tensors; refuse coordinates that vmap batches."""
         form = self._form
-        if any(part is not None and is_wrapped(part) for part in (self.AM, self.AK)):
+        if any(part is not None and is_batched(part) for part in (self.AM, self.AK)):
             raise UnsupportedError(
-                "AM and AK are batched or differentiated by torch.func, but a pattern is one for all calls; "
+                "AM and AK are batched by torch.func.vmap, but a pattern is one for all calls; "
                 "pass values alone, as in torch.func.functional_call(layer, {'AV': values}, (B,))"
             )
         values = self.AV
@@ -331,3 +331,10 @@ def _other_size(form: SparseFormat) -> int | None:
     counts = (form.AK >= 0).sum(1)
     size = gpu_group_size(counts.new_zeros(form.shape[0]).index_add_(0, form.AM.long(), counts))
     return None if size == form.group_size else size
+
+
+def _is_beneath(own: Tensor | None, buffer: Tensor | None) -> bool:
+    """Return whether a buffer is a format's own tensor, or what grad, vjp and jvp have wrapped around it."""
+    if own is buffer or own is None or buffer is None or is_compiling():
+        return own is buffer
+    return own is undifferentiated(buffer)

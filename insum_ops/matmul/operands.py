@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..compiler import OperandError, ShapeError
-from ..formats.check import VALUE_DTYPES
+from ..formats.check import IF_COMPLEX, VALUE_DTYPES
 from ..formats.convert import block_grid, sort_order
 from ..formats.errors import FormatError
 from ..formats.sources import scipy_entries
@@ -66,7 +66,8 @@ def _from_scipy(A: Any, device: torch.device | None) -> SparseFormat:
     except FormatError as error:
         raise OperandError(str(error)) from None
     if values.dtype not in VALUE_DTYPES:
-        raise OperandError(f"A holds values of {values.dtype}; convert them with A.astype('float32')")
+        remedy = IF_COMPLEX if values.is_complex() else "convert them with A.astype('float32')"
+        raise OperandError(f"A holds values of {values.dtype}; {remedy}")
     if device is not None and device.type != "meta":  # the product itself refuses a B on the meta device
         coords, values = coords.to(device), values.to(device)
     shape, is_sorted = tuple(A.shape), A.format in ("csr", "bsr")

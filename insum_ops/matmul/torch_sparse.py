@@ -24,7 +24,7 @@ from ..compiler import (
     outside_transforms,
     unbatch_gradients,
 )
-from ..formats.check import VALUE_DTYPES
+from ..formats.check import IF_COMPLEX, VALUE_DTYPES
 from ..formats.convert import block_grid
 from ..formats.errors import FormatError
 from ..formats.guard import SparseChangeGuard, may_keep
@@ -212,7 +212,8 @@ def _listed(A: Tensor, name: str) -> tuple[Tensor, Tensor, bool]:
         kind = f"of shape {list(A.shape)} with {A.dense_dim()} dense dimensions"
         raise ShapeError(f"{name} is a {A.layout} tensor {kind}; pass a sparse matrix")
     if A.dtype not in VALUE_DTYPES:
-        raise OperandError(f"{name} holds values of {A.dtype}; convert them with {name}.float()")
+        remedy = IF_COMPLEX if A.is_complex() else f"convert them with {name}.float()"
+        raise OperandError(f"{name} holds values of {A.dtype}; {remedy}")
     if A.is_meta:
         raise OperandError(f"{name} is on the meta device, where it lists no entries; give it memory and values first")
     if A.layout is torch.sparse_coo:

@@ -289,3 +289,17 @@ def test_wrong_formats():
         FullyConnectedTensorProduct("2x0e", "1x1o", "2x1o")(torch.ones(4, 2), form)
     with message(InsumError, "x is float32 but y is float64; convert them to one dtype"):
         ours(torch.ones(4, 2).float(), form)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_inputs_that_are_not_dense() -> None:
+    product = FullyConnectedTensorProduct("3x0e", "0e", "3x0e")
+    x, y = torch.eye(3), torch.ones(3, 1)
+    with message(InsumError, "x is a torch.sparse_coo tensor; pass a dense one, as x.to_dense()"):
+        product(x.to_sparse(), y)
+    with message(InsumError, "y is a torch.sparse_coo tensor; pass a dense one, as y.to_dense()"):
+        product(x, y.to_sparse())
+    for layout in (torch.jagged, torch.strided):
+        nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)], layout=layout)
+        with message(InsumError, "x is a nested tensor; pass a padded one, as x.to_padded_tensor(0.0)"):
+            product(nested, y)

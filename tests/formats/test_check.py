@@ -204,6 +204,35 @@ CONVERSION = {
         "A is a ndarray; from_dense takes a dense tensor; pass torch.from_numpy(A)",
     ),
     "numpy as torch": (lambda: COO.from_torch(numpy.eye(3)), "A is a ndarray; from_torch takes a torch sparse tensor"),
+    "dimension by name": (lambda: COO.from_dense(EYE, group_dim="m"), "group_dim is 'm'; choose from -2 to 1"),
+    "dense without numbers": (
+        lambda: COO.from_dense(EYE.to("meta")),
+        "A is on the meta device, where it lists no entries; give it memory and numbers first",
+    ),
+    "sparse without numbers": (
+        lambda: GroupCOO.from_torch(EYE.to_sparse_csr().to("meta")),
+        "A is on the meta device, where it lists no entries; give it memory and numbers first",
+    ),
+    "listed without numbers": (
+        lambda: GroupCOO.from_coo(LISTED.to("meta"), torch.ones(3, device="meta"), (3, 3)),
+        "coords is on the meta device, where it lists no entries; give it memory and numbers first",
+    ),
+    "listed in lists": (
+        lambda: COO.from_coo([[0], [1]], torch.ones(1), (3, 3)),
+        "coords is of type list; pass torch.tensor(coords)",
+    ),
+    "listed by numpy": (
+        lambda: COO.from_coo(LISTED, numpy.ones(3), (3, 3)),
+        "values is of type ndarray; pass torch.from_numpy(values)",
+    ),
+    "listed blocks by numpy": (
+        lambda: BlockCOO.from_blocks(LISTED, numpy.ones((3, 2, 2)), (6, 6)),
+        "values is of type ndarray; pass torch.from_numpy(values)",
+    ),
+    "coordinates by numpy": (
+        lambda: COO((numpy.zeros(1), ints(0)), torch.ones(1), (2, 3)),
+        "coords[0] is of type ndarray; pass torch.from_numpy(coords[0])",
+    ),
     "group size of a vector": (
         lambda: GroupCOO.from_dense(torch.ones(3), group_size=4),
         "group_size is 4 but shape is [3]; a group of a vector holds one entry",
@@ -287,6 +316,10 @@ METHODS = {
     "integer values": (
         lambda: COO.from_dense(EYE).with_values(ints(1, 2, 3)),
         f"values is torch.int32; values are {VALUES}",
+    ),
+    "values in a list": (
+        lambda: COO.from_dense(EYE).with_values([1.0, 2.0, 3.0]),
+        "values is of type list; pass torch.tensor(values)",
     ),
     "values of another shape": (
         lambda: GroupCOO.from_dense(EYE).with_values(torch.ones(3)),

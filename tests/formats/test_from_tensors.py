@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy
 import pytest
 import scipy.sparse
 import torch
@@ -131,6 +132,20 @@ def test_scipy_arrays_may_have_any_number_of_dimensions():
     dense = (torch.rand(3, 4, 5) < 0.3).float()
     A = GroupCOO.from_scipy(scipy.sparse.coo_array(dense.numpy()), group_dim=2)
     assert torch.equal(A.to_dense(), dense)
+
+
+@pytest.mark.parametrize("kind", ["csr", "csc", "bsr"])
+def test_scipy_arrays_with_room_for_more(kind):
+    """What lies behind the last pointer is no entry."""
+    source = getattr(scipy.sparse, f"{kind}_array")(numpy.eye(4))
+    source.data = numpy.concatenate([source.data, source.data[:2]])
+    source.indices = numpy.concatenate([source.indices, source.indices[:2]])
+    torch.testing.assert_close(COO.from_scipy(source).to_dense(), torch.eye(4, dtype=torch.float64))
+
+
+def test_a_compressed_vector_of_scipy():
+    source = scipy.sparse.csr_array(numpy.array([1.0, 0.0, 2.0]))
+    torch.testing.assert_close(COO.from_scipy(source).to_dense(), torch.tensor([1.0, 0.0, 2.0], dtype=torch.float64))
 
 
 def test_a_format_does_not_share_memory_with_scipy():

@@ -109,12 +109,82 @@ def test_what_A_must_be():
     fails(ShapeError, "A is a scipy array of shape [3]; pass a matrix", scipy.sparse.coo_array([1.0, 0.0, 2.0]), B)
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool], ids=str)
 def test_values_that_are_no_floats(dtype):
     A, B = sample()
     fails(
         OperandError, f"A holds values of {dtype}; convert them with A.float()", A.to_dense().to_sparse().to(dtype), B
     )
+
+
+def test_complex_values():
+    A, B = sample()
+    remedy = "multiply by the real and by the imaginary part"
+    sparse = A.to_dense().to_sparse().to(torch.complex64)
+    fails(OperandError, f"A holds values of torch.complex64; {remedy}", sparse, B)
+    array = scipy.sparse.csr_array(A.to_dense().numpy()).astype(numpy.complex64)
+    fails(OperandError, f"A holds values of torch.complex64; {remedy}", array, B)
+    graph = torch.tensor([[0], [1]]), torch.ones(1, dtype=torch.complex64)
+    fails(OperandError, f"edge_weight is torch.complex64; {remedy}", graph, B)
+
+
+def broken(kind, name, value, at=None):
+    """Return a scipy array of which an array was replaced, or one position overwritten."""
+    A = getattr(scipy.sparse, f"{kind}_array")(numpy.eye(4), **({"blocksize": (2, 2)} if kind == "bsr" else {}))
+    if at is None:
+        setattr(A, name, value(getattr(A, name)))
+    else:
+        (A.coords[0] if name == "coords" else getattr(A, name))[at] = value
+    return A
+
+
+BROKEN = {
+    "column": (
+        broken("csr", "indices", 77, 0),
+        "A lists an entry at [0, 77], but its shape holds [4, 4]; mend its indices",
+    ),
+    "row": (
+        broken("csc", "indices", -1, 1),
+        "A lists an entry at [-1, 1], but its shape holds [4, 4]; mend its indices",
+    ),
+    "block": (
+        broken("bsr", "indices", 9, 0),
+        "A lists an entry at [0, 9], but its shape holds [2, 2]; mend its indices",
+    ),
+    "listed": (
+        broken("coo", "coords", -1, 0),
+        "A lists an entry at [-1, 0], but its shape holds [4, 4]; mend its indices",
+    ),
+    "descends": (broken("csr", "indptr", -5, 2), "A.indptr must ascend from 0 to 4, its entries; mend its indices"),
+    "too far": (broken("csc", "indptr", 99, 4), "A.indptr must ascend from 0 to 4, its entries; mend its indices"),
+    "blocks too far": (
+        broken("bsr", "indptr", 99, 1),
+        "A.indptr must ascend from 0 to 2, its entries; mend its indices",
+    ),
+    "rows": (broken("csr", "indptr", lambda x: x[:-1]), "A.indptr lists 4 positions but A has 4 rows; it must list 5"),
+    "columns": (
+        broken("csc", "indptr", lambda x: x[:-1]),
+        "A.indptr lists 4 positions but A has 4 columns; it must list 5",
+    ),
+    "rows of blocks": (
+        broken("bsr", "indptr", lambda x: x[:-1]),
+        "A.indptr lists 2 positions but A has 2 rows of blocks; it must list 3",
+    ),
+    "values": (broken("csr", "data", lambda x: x[:2]), "A.data lists 2 entries but A.indices 4; mend its indices"),
+    "listed values": (
+        broken("coo", "data", lambda x: x[:2]),
+        "A.data lists 2 entries but A.coords 4; mend its indices",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_indices_of_scipy(case):
+    """Scipy's own functions take them on trust and may end the process; nothing is called before they are checked."""
+    A, message = BROKEN[case]
+    fails(OperandError, message, A, torch.ones(4, 2, dtype=torch.float64))
+    with pytest.raises(FormatError, match=f"^{re.escape(message)}$"):
+        GroupCOO.from_scipy(A)
 
 
 def test_scipy_values_that_are_no_floats():
@@ -307,3 +377,10 @@ def test_the_arguments_of_torch_sparse():
 def test_an_array_in_the_place_of_the_dense_matrix():
     form = GroupCOO.from_dense(torch.eye(3))
     fails(OperandError, "B is of type ndarray; pass torch.from_numpy(B)", form, torch.ones(3, 2, device="cpu").numpy())
+
+
+def test_edge_weights_that_are_not_dense():
+    graph = torch.tensor([[0, 1], [1, 2]]), torch.ones(2).to_sparse()
+    fails(
+        OperandError, "edge_weight is a torch.sparse_coo tensor; pass edge_weight.to_dense()", graph, torch.ones(3, 2)
+    )

@@ -298,13 +298,13 @@ def test_an_ensemble_shares_its_pattern() -> None:
         (
             linear,
             x,
-            "coords is batched or differentiated by torch.func, but a pattern is one for all calls; "
+            "coords is batched by torch.func.vmap, but a pattern is one for all calls; "
             "pass parameters alone, as in torch.func.functional_call(layer, parameters, (x,))",
         ),
         (
             product,
             B,
-            "AM and AK are batched or differentiated by torch.func, but a pattern is one for all calls; "
+            "AM and AK are batched by torch.func.vmap, but a pattern is one for all calls; "
             "pass values alone, as in torch.func.functional_call(layer, {'AV': values}, (B,))",
         ),
     ):

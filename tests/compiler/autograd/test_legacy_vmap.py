@@ -1,4 +1,4 @@
-"""Batches of gradients, as `jacobian(vectorize=True)` asks for them: each is what it would be alone."""
+"""Batches of gradients and tangents, as `jacobian(vectorize=True)` asks for them: each is what it would be alone."""
 
 from __future__ import annotations
 
@@ -104,6 +104,25 @@ def test_jacobians(name):
     call, given = CASES[name]()
     for one, other in zip(jacobian(call, given, vectorize=True), jacobian(call, given), strict=True):
         assert_matches(one, other)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_jacobians_of_tangents(name):
+    call, given = CASES[name]()
+    found = jacobian(call, given, vectorize=True, strategy="forward-mode")
+    for one, other in zip(found, jacobian(call, given), strict=True):
+        assert_matches(one, other)
+
+
+@pytest.mark.parametrize("name", ["plain", "formats", "linear", "tensor product"])
+def test_hessians_of_tangents(name):
+    """Forward over reverse: tangents of gradients are batched."""
+    call, given = CASES[name]()
+    total = lambda *own: (call(*own) ** 2).sum()
+    found = hessian(total, given, vectorize=True, outer_jacobian_strategy="forward-mode")
+    for row, other in zip(found, hessian(total, given), strict=True):
+        for one, reference in zip(row, other, strict=True):
+            assert_matches(one, reference)
 
 
 @pytest.mark.parametrize("name", ["plain", "formats", "linear", "tensor product"])

@@ -179,6 +179,14 @@ class Faster(Products):
         winner = self.call(torch.Tensor.to, place, self.bound.winner_dtype)
         return Competing(Value(best, kept_axes), None, Value(winner, kept_axes))
 
+    @property
+    def starts_at_worst(self) -> bool:
+        """Whether scattered products compete with a number that all of them beat or equal, and not with nothing.
+
+        A CPU looks in the latter case for the first product of each element: 5,587 by 9 in 0.68 ms, and not 0.42.
+        """
+        return self.is_on_cpu
+
     def makes_memory(self, node: fx.Node) -> bool:
         """Return whether a value lies in memory of its own."""
         while node.target in VIEWS:

@@ -535,3 +535,27 @@ def test_the_first_of_equal_winners_has_the_gradient_and_a_nan_wins(expr: str) -
     grad = torch.autograd.grad(insum(expr, X=X).sum(), X)[0]
     rows = [[0, 1, 0], [1, 0, 0], [0, 1, 0]] if "max" in expr else [[0, 1, 0], [1, 0, 1], [0, 0, 0]]
     assert grad.tolist() == rows
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
+@pytest.mark.parametrize("reduction", ["max", "min"])
+@pytest.mark.parametrize("low", [0, -1])
+def test_what_is_scattered_competes_with_infinite_products_too(low: int, reduction: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(2)
+    index, values = torch.randint(low, 6, (20,)), torch.randn(20, 3).to(dtype)
+    index[index == 4] = 5  # so that no product reaches row 4
+    values[index == 0, 0] = -torch.inf if reduction == "max" else torch.inf
+    values[(index == 1).nonzero()[0, 0], 1] = torch.nan
+    values.requires_grad_()
+    expected, gradient = torch.zeros(6, 3, dtype=dtype), torch.zeros(20, 3, dtype=dtype)
+    for row in range(6):
+        own = (index == row).nonzero()[:, 0]
+        if len(own):
+            best, place = getattr(values.detach()[own], reduction)(0)
+            expected[row] = best
+            gradient[own[place], torch.arange(3)] = 1
+    for _ in range(4):  # recorded, and then replayed
+        result = insum(f"Y[G[p],c] = {reduction}(X[p,c])", X=values, G=index, size=(6, 3))
+        torch.testing.assert_close(result, expected, equal_nan=True, rtol=0, atol=0)
+        (found,) = torch.autograd.grad(result, values, torch.ones_like(result))
+        torch.testing.assert_close(found, gradient, rtol=0, atol=0)

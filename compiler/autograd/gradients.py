@@ -127,11 +127,14 @@ def all_gradients(
 def joint_gradients(
     expr: str, names: Sequence[str], operands: Mapping[str, Tensor], grad_output: Tensor
 ) -> dict[str, Tensor]:
-    """Return those of the gradients that one kernel may compute together, by the tensors' names.
+    """Return those of the gradients that one kernel or program may compute together, by the tensors' names.
 
     There are none where torch watches, casts or differentiates them: then each is a statement by itself.
     """
-    if len(names) < 2 or not is_free() or is_grad_enabled() or not has_kernels(grad_output.device):
+    if len(names) < 2 or not is_free() or is_grad_enabled():
+        return {}
+    by_kernels = has_kernels(grad_output.device)
+    if not (by_kernels or grad_output.is_cpu):
         return {}
     calls: dict[str, JointCall] = {}
     for name in names:
@@ -140,7 +143,7 @@ def joint_gradients(
             ((derived, grad_name, others),) = parts
             size, tensors = tuple(operands[name].shape), [grad_output, *[operands[key] for key in others]]
             call = JointCall(derived, ",".join([grad_name, *others]), size, tensors)
-            if holds_sums(prepare(*call).bound):
+            if not by_kernels or holds_sums(prepare(*call).bound):
                 calls[name] = call
     if len(calls) < 2:
         return {}

@@ -9,19 +9,23 @@ A file imports only from those above it.
     products  contractions as products of matrices, sums and products of entries
     rows      sums by row on a CPU, by row offsets that are remembered with index tensors
     faster    the same graph in faster operations
+    first     factors that are multiplied before they are gathered
     code      a `torch.fx` graph as a Python function
     groups    a contraction group by group, where an index tensor chooses a matrix for each row
+    shared    several graphs as one, in which what they do alike is done once
     program   the fastest of these graphs as a function of tensors of any lengths
 """
 
 from .demands import numbers_held, sums_in_float32, sums_in_half
 from .faster import USUAL, Way
 from .lower import lower, placeholders
-from .program import lowered, program_for, ways_for
+from .program import Part, joint_program_for, lowered, program_for, ways_for
 
 __all__ = [
     "USUAL",
+    "Part",
     "Way",
+    "joint_program_for",
     "lower",
     "lowered",
     "numbers_held",

@@ -41,6 +41,11 @@ class Extremes(Gathers):
     def worst(self) -> float:
         return -math.inf if self.is_max else math.inf
 
+    @property
+    def starts_at_worst(self) -> bool:
+        """Whether scattered products compete with a number that all of them beat or equal, and not with nothing."""
+        return False
+
     @cached_property
     def last(self) -> Length:
         """One past the last position of a product: the number of products that an element could have."""
@@ -212,16 +217,20 @@ class Extremes(Gathers):
 
         index = laid_out(self.shown(Value(self.joined(positions, rows), joint), best.entries, num_rows))
         source = laid_out(best.value)
-        zeros = self.filled(0, self.compute_dtype, (all_rows, *columns))
-        kind = "amax" if self.is_max else "amin"
-        result = self.call(torch.Tensor.scatter_reduce_, zeros, 0, index, source, kind, include_self=False)
+        size, kind = (all_rows, *columns), "amax" if self.is_max else "amin"
+        includes = best.place is not None and self.starts_at_worst  # winners tell what no product has reached
+        start = self.filled(self.worst if includes else 0, self.compute_dtype, size)
+        result = self.call(torch.Tensor.scatter_reduce_, start, 0, index, source, kind, include_self=includes)
         if best.place is None:
             return finished(result), None
         is_best = self.is_best(source, self.call(torch.gather, result, 0, index))
         place = self.call(torch.where, is_best, laid_out(best.place), self.last)
-        none = self.filled(self.last, self.bound.winner_dtype, (all_rows, *columns))
+        none = self.filled(self.last, self.bound.winner_dtype, size)
         first = finished(self.call(torch.Tensor.scatter_reduce_, none, 0, index, place, "amin"))
-        return finished(result), self.call(torch.where, self.call(torch.lt, first, self.last), first, -1)
+        is_won, value = self.call(torch.lt, first, self.last), finished(result)
+        if includes:
+            value = self.call(torch.where, is_won, value, 0)
+        return value, self.call(torch.where, is_won, first, -1)
 
     def joined(self, positions: Sequence[fx.Node], rows: Sequence[Length]) -> fx.Node:
         """Return positions in several dimensions as one position in their flattened product."""

@@ -6,7 +6,7 @@ Several indirections become one. On a CPU sums by row read row offsets, and vect
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from .gathers import VIEWS, Value
 from .products import Products
 from .rows import chosen_rows, row_products, row_sums, weighted_row_sums
 
-__all__ = ["USUAL", "Faster", "Way", "direct_names", "names_of", "short_names"]
+__all__ = ["USUAL", "Faster", "Way", "direct_names", "names_of", "overwrite", "short_names"]
 
 
 class Way(NamedTuple):
@@ -33,10 +33,12 @@ class Way(NamedTuple):
     in_groups: bool = False  # products by groups where an estimate does not say that it saves time
     by_entries: bool = False  # batches of vectors or small matrices as products of entries; else as a batched product
     in_half: bool = False  # half precision is left to one product of torch's, which sums in float32 by itself
+    multiplies_first: bool = False  # factors are multiplied at all positions, before they are gathered
     puts: bool = False  # slices are added up by `index_put_`; else by `index_add_`, which waits for memory more often
 
 
 USUAL = Way()
+NEW = (torch.index_select, torch.gather, torch.mul, torch.where, chosen_rows)  # make memory of their own
 SHORT = 32  # values of a name along which matrices are small
 AT_ONCE = 1 << 18  # products of entries that are made before they are summed: they stay in a processor's cache
 
@@ -55,6 +57,7 @@ class Faster(Products):
         super().__init__(bound, padded, takes_lengths, compute_dtype)
         self.way = way
         self.choices = set[str]()  # fields of the way that the graph depends on
+        self.entry_products: dict[fx.Node, list[fx.Node]] = {}  # of entries, and which of their operands have as many
 
     @property
     def is_on_cpu(self) -> bool:
@@ -78,6 +81,28 @@ class Faster(Products):
         return self.call(torch.permute, node, order) if is_turned else node
 
     # products
+
+    def multiplied(self, operands: Sequence[Value], axes: tuple[str, ...]) -> fx.Node:
+        """Return the products of operands entry by entry, over all of their axes."""
+        product = super().multiplied(operands, axes)
+        if self.is_on_cpu and self.way.by_rows:  # torch differentiates nothing that is overwritten
+            has_all = [len(operand.axes) == len(axes) for operand in operands]
+            self.entry_products[product] = [node for node, whole in zip(product.all_input_nodes, has_all) if whole]
+        return product
+
+    def summed_along(self, node: fx.Node, axes: tuple[str, ...], dims: tuple[int, ...]) -> fx.Node:
+        """Return products of entries summed over some dimensions; a few along the last one by a product with ones.
+
+        Torch sums a few numbers at a time in two to three times as long: 26,173 by 5 in 0.21 ms, and not 0.12.
+        """
+        is_few = dims == (len(axes) - 1,) and axes[-1] in short_names(self.bound) and len(axes) > 1
+        is_wide = self.compute_dtype.itemsize > 2
+        if not (is_few and is_wide and self.is_on_cpu and self.way.by_rows):
+            return super().summed_along(node, axes, dims)
+        length = self.lengths[axes[-1]]
+        ones = self.call(torch.ones, (length,), dtype=self.compute_dtype, device=self.bound.device)
+        total = self.call(torch.mv, self.call(torch.reshape, node, (-1, length)), ones)
+        return total if len(axes) == 2 else self.call(torch.reshape, total, self.sizes(axes[:-1]))
 
     def is_elementwise(self, operands: list[Value], axes: tuple[str, ...]) -> bool:
         """Return True if one operand scales the other entry by entry, and the two are no vectors times matrices."""
@@ -153,6 +178,14 @@ class Faster(Products):
         kept_axes = axes[:dim] + axes[dim + 1 :]
         winner = self.call(torch.Tensor.to, place, self.bound.winner_dtype)
         return Competing(Value(best, kept_axes), None, Value(winner, kept_axes))
+
+    @property
+    def starts_at_worst(self) -> bool:
+        """Whether scattered products compete with a number that all of them beat or equal, and not with nothing.
+
+        A CPU looks in the latter case for the first product of each element: 5,587 by 9 in 0.68 ms, and not 0.42.
+        """
+        return self.is_on_cpu
 
     def makes_memory(self, node: fx.Node) -> bool:
         """Return whether a value lies in memory of its own."""
@@ -361,6 +394,25 @@ class Faster(Products):
         last = self.permute(result, (*(name for name in names if name != twice), twice))
         total = self.call(torch.diag_embed, last, 0, first, second)
         return self.call(torch.add, self.start(), total) if self.bound.is_seeded else total
+
+
+def overwrite(products: Mapping[fx.Node, Sequence[fx.Node]]) -> None:
+    """Let products of entries overwrite operands of their size that nothing else reads, in a graph that is complete.
+
+    New memory costs more than a product does: the system clears each page of it when it is first written to.
+    """
+    for product, operands in products.items():
+        spare = next(filter(is_spare, operands), None)
+        if spare is not None and len(product.args) == 2:
+            other = product.args[1] if product.args[0] is spare else product.args[0]
+            product.op, product.target, product.args = "call_method", "mul_", (spare, other)
+
+
+def is_spare(node: fx.Node) -> bool:
+    """Return whether a value lies in memory that was made for it, and one operation alone reads it."""
+    while len(node.users) == 1 and (node.target in VIEWS or node.target == "to"):
+        node = node.all_input_nodes[0]  # after it come lengths
+    return len(node.users) == 1 and (node.target in NEW or node.target == "mul_")
 
 
 def short_names(bound: Bound) -> frozenset[str]:

@@ -23,7 +23,8 @@ from torch import Tensor, fx
 from ..binding import Bound
 from ..language import Access, Statement, Var, fresh_name, walk
 from .code import compiled
-from .faster import Faster, direct_names, names_of
+from .faster import Faster, direct_names, names_of, overwrite
+from .first import MultipliedFirst
 from .gathers import Value, placeholders
 from .rows import Groups, add_rows, grouped_entries
 
@@ -150,14 +151,14 @@ def _names_beside(access: Access, index: Access) -> tuple[str, ...]:
     return Access(access.name, tuple(each for each in access.indices if each != index)).names
 
 
-class Grouped(Faster):
+class Grouped(MultipliedFirst):
     """The graph of one bound statement, contracted group by group where that takes less."""
 
     @cached_property
     def grouping(self) -> _Grouping | None:
         """How the statement falls apart into groups; None if it does not, or its way is another."""
         grouping, few = (_grouping(self.bound, least) for least in (NUMBERS_FOR_A_GROUP, FEWEST_NUMBERS))
-        if (grouping is None and few is None) or not self.takes("by_rows"):
+        if (grouping is None and few is None) or self.first is not None or not self.takes("by_rows"):
             return None
         return few if grouping is None and self.takes("in_groups") else grouping
 
@@ -224,7 +225,9 @@ class Grouped(Faster):
         members = tuple(dict.fromkeys(read_by_entry))
         padded = self.padded - set(members)
         lowering = Faster(part, padded & set(shapes), True, way=self.way)
-        function = compiled(lowering.finished_graph(False))
+        graph = lowering.finished_graph(False)
+        overwrite(lowering.entry_products)
+        function = compiled(graph)
         self.choices |= lowering.choices
         lengths = [self.length_of(key, grouping) for key in lowering.length_arguments]
         varying = [at for at, key in enumerate(lowering.length_arguments) if key == grouping.name]

@@ -56,7 +56,8 @@ class Lowering(Extremes):
     @property
     def length_arguments(self) -> tuple[str | int, ...]:
         """The lengths that are arguments of the finished graph, in order."""
-        return tuple(key for key, length in self.lengths.items() if isinstance(length, fx.Node))
+        nodes = {key: length for key, length in self.lengths.items() if isinstance(length, fx.Node)}
+        return tuple(key for key, node in nodes.items() if node.op == "placeholder")
 
     def finished_graph(self, wants_winners: bool) -> fx.Graph:
         """Return the complete graph, without arguments for lengths that nothing in it needs."""
@@ -85,10 +86,16 @@ class Lowering(Extremes):
         bag = self.weighted_rows()
         if bag is not None:
             return self.scaled(bag)
-        factors = [self.gather(access) for access in self.bound.statement.accesses]
+        hiding, accesses = self.hiding(), self.bound.statement.accesses
+        return self.spread_out([self.prepare(self.gather(access), hiding) for access in accesses])
+
+    def hiding(self) -> list[list[Value]]:
+        """Return where index tensors have an entry, those together that share an index name."""
         roots = (*self.bound.statement.accesses, self.bound.statement.output)
-        groups = _connected(reduce(dict.__or__, map(self.masks, roots), dict[Access, Value]()).values())
-        operands = [self.prepare(factor, groups) for factor in factors]
+        return _connected(reduce(dict.__or__, map(self.masks, roots), dict[Access, Value]()).values())
+
+    def spread_out(self, operands: list[Value]) -> Value:
+        """Return the product of all factors over the names on the left, those too that no factor has."""
         free = self.bound.statement.free
         if not operands:
             full = self.call(
@@ -191,13 +198,13 @@ class Lowering(Extremes):
         if len(operands) == 1 and set(operands[0].axes) == set(axes):
             return Value(self.permute(operands[0], axes), axes)
         if len(operands) == 2 and set(operands[0].axes) | set(operands[1].axes) == set(axes):  # nothing is summed
-            return Value(self.call(torch.mul, *[self.expand_to(operand, axes) for operand in operands]), axes)
+            return Value(self.multiplied(operands, axes), axes)
         if self.is_elementwise(operands, axes):
             large, small = sorted(operands, key=lambda value: -len(value.axes))
-            product = self.call(torch.mul, large.node, self.expand_to(small, large.axes))
+            product = self.multiplied((large, small), large.axes)
             dims = tuple(dim for dim, name in enumerate(large.axes) if name not in axes)
             kept_axes = tuple(name for name in large.axes if name in axes)
-            total = self.summed(product, dims) if dims else product
+            total = self.summed_along(product, large.axes, dims) if dims else product
             return Value(self.permute(Value(total, kept_axes), axes), axes)
         # torch writes the names of the first operand first: then the result need not be laid out anew
         own = [name for name in axes if sum(name in operand.axes for operand in operands) == 1]
@@ -205,9 +212,17 @@ class Lowering(Extremes):
         equation = _equation([operand.axes for operand in operands], axes)
         return Value(self.call(torch.einsum, equation, *(operand.node for operand in operands)), axes)
 
+    def multiplied(self, operands: Sequence[Value], axes: tuple[str, ...]) -> fx.Node:
+        """Return the products of operands entry by entry, over all of their axes."""
+        return self.call(torch.mul, *[self.expand_to(operand, axes) for operand in operands])
+
     def summed(self, node: fx.Node, dims: tuple[int, ...]) -> fx.Node:
         """Return a tensor summed over some dimensions; a lone one is given as a number, which torch reads sooner."""
         return self.call(torch.sum, node, dims[0] if len(dims) == 1 else dims)
+
+    def summed_along(self, node: fx.Node, axes: tuple[str, ...], dims: tuple[int, ...]) -> fx.Node:
+        """Return products of entries over some axes, summed over some of their dimensions."""
+        return self.summed(node, dims)
 
     def is_elementwise(self, operands: list[Value], axes: tuple[str, ...]) -> bool:
         """Return True if one operand scales the other entry by entry.

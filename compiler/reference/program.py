@@ -2,27 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ...lru_cache import LRUCache
 from ..binding import Bound
 from .code import compiled
 from .demands import may_stay_half, orders_of, path_of
-from .faster import USUAL, Way, short_names
+from .faster import USUAL, Way, overwrite, short_names
+from .first import multiplied_first
 from .gathers import large_gathers, lengths_of, placeholders
 from .groups import Grouped, index_of_groups
 from .products import Products
+from .shared import Joint
 
-__all__ = ["Program", "lowered", "program_for", "ways_for"]
+__all__ = ["Part", "Program", "joint_program_for", "lowered", "program_for", "ways_for"]
 
 PROGRAMS = 512  # a program is a few kB of byte code
 ROOM = __name__.rpartition(".")[0]  # where functions are defined that read numbers, as torch's operations do not
 
 _programs: LRUCache[Program] = LRUCache(PROGRAMS)
+_joint_programs: LRUCache[JointProgram] = LRUCache(PROGRAMS)
+
+
+class Part(NamedTuple):
+    """A sum among several that one program evaluates."""
+
+    bound: Bound
+    padded: frozenset[str]
+    way: Way
+
+
+@dataclass(frozen=True)
+class JointProgram:
+    """The graph of several sums as a Python function, which takes tensors of any lengths, and then those lengths."""
+
+    function: Callable[..., Any]
+    tensors: tuple[str, ...]
+    lengths: tuple[tuple[int, str | int], ...]  # which of `lengths_of` which bound statement come after the tensors
+
+    def lengths_in(self, parts: Sequence[Part]) -> list[int]:
+        """Return the lengths that the function takes when it runs these bound statements."""
+        lengths = [lengths_of(part.bound) for part in parts]
+        return [lengths[at][key] for at, key in self.lengths]
 
 
 @dataclass(frozen=True)
@@ -56,24 +82,69 @@ def program_for(
     are contracted and tensors on the way laid out, which factors get a row of zeros for -1, whether groups are
     contracted one by one and matrices are small, and the type of winners' positions. The key holds these.
     """
-    winner_dtype = bound.winner_dtype if wants_winners else None
-    groups = index_of_groups(bound), index_of_groups(bound, is_timed=True)
-    orders = path_of(bound), orders_of(bound), short_names(bound)
-    stays_half = bound.device.type == "cpu" and bool(bound.statement.reduced) and may_stay_half(bound)
-    sizes = bound.is_empty, winner_dtype, large_gathers(bound), *orders, *groups
-    kinds = *bound.dtypes.items(), bound.dtype, bound.device, bound.is_seeded, sums_in_half, way, stays_half
-    key = (str(bound.statement), padded, wants_winners, *kinds, *sizes)
+    stays_half = _stays_half(bound)
+    key = _program_key(bound, padded, wants_winners, sums_in_half, way)
     program = _programs.get(key)
     if program is None:
         lowering = Grouped(bound, padded, True, bound.dtype if sums_in_half or way.in_half else None, way)
         graph = lowering.finished_graph(wants_winners)
         graph.eliminate_dead_code()
+        overwrite(lowering.entry_products)
         called = [node.target for node in graph.nodes if node.op == "call_function"]
         is_torch = not any(str(getattr(target, "__module__", "")).startswith(ROOM) for target in called)
         choices = frozenset({*lowering.choices, *(["in_half"] if stays_half else [])})
         lengths = lowering.length_arguments
         program = _programs[key] = Program(compiled(graph), lengths, str(graph), is_torch, choices)
     return program
+
+
+def _program_key(
+    bound: Bound, padded: frozenset[str], wants_winners: bool, sums_in_half: bool, way: Way
+) -> tuple[object, ...]:
+    winner_dtype = bound.winner_dtype if wants_winners else None
+    groups = index_of_groups(bound), index_of_groups(bound, is_timed=True)
+    orders = path_of(bound), orders_of(bound), short_names(bound)
+    sizes = bound.is_empty, winner_dtype, large_gathers(bound), multiplied_first(bound) is None, *orders, *groups
+    kinds = *bound.dtypes.items(), bound.dtype, bound.device, bound.is_seeded, sums_in_half, way, _stays_half(bound)
+    return (str(bound.statement), padded, wants_winners, *kinds, *sizes)
+
+
+def _stays_half(bound: Bound) -> bool:
+    return bound.device.type == "cpu" and bool(bound.statement.reduced) and may_stay_half(bound)
+
+
+def joint_program_for(parts: Sequence[Part]) -> JointProgram:
+    """Return the program of several sums in which a name stands for one tensor, or one length, wherever it occurs.
+
+    What they read or make alike is read or made once; each result has memory of its own.
+    """
+    key = tuple([_program_key(bound, padded, False, False, way) for bound, padded, way in parts])
+    program = _joint_programs.get(key)
+    if program is None:
+        program = _joint_programs[key] = _joined(parts)
+    return program
+
+
+def _joined(parts: Sequence[Part]) -> JointProgram:
+    lowerings = [Grouped(each.bound, each.padded, True, _half_of(each), each.way) for each in parts]
+    graphs = [lowering.finished_graph(False) for lowering in lowerings]
+    names: list[list[Hashable]] = [[*placeholders(part.bound)] for part in parts]
+    tensors = tuple(dict.fromkeys(str(name) for own in names for name in own))
+    lengths = dict[Hashable, tuple[int, str | int]]()
+    for at, lowering in enumerate(lowerings):
+        for key in lowering.length_arguments:
+            name = ("length", key if isinstance(key, str) else (at, key))  # an index name has one length
+            lengths.setdefault(name, (at, key))
+            names[at].append(name)
+    joint = Joint([*tensors, *lengths])
+    for own, lowering, graph in zip(names, lowerings, graphs):
+        graph.eliminate_dead_code()
+        joint.add(graph, own, lowering.entry_products)
+    return JointProgram(compiled(joint.finished()), tensors, tuple(lengths.values()))
+
+
+def _half_of(part: Part) -> torch.dtype | None:
+    return part.bound.dtype if part.way.in_half else None
 
 
 def ways_for(bound: Bound, padded: frozenset[str], wants_winners: bool = False) -> dict[str, Way]:

@@ -39,7 +39,7 @@ from ...formats.torch_state import (
 from ...lru_cache import LRUCache
 from ..binding import Bound
 from ..planning import Grouping, Split, device_of
-from ..reference import USUAL, numbers_held, sums_in_half
+from ..reference import USUAL, Way, numbers_held, sums_in_half
 from ..runtime import Launcher, on_device, paused
 from ..tuning import (
     NEAR,
@@ -67,6 +67,7 @@ __all__ = [
     "chosen_route",
     "fastest_program",
     "fastest_route",
+    "fastest_way",
 ]
 
 KERNEL, STATEMENTS, TORCH = "one kernel", "several statements", "torch operations"
@@ -176,7 +177,12 @@ def _split_of(statement: PreparedStatement, variant: Any, fact: Fact | None) -> 
 
 
 def fastest_program(statement: PreparedStatement, variant: Any, tensors: list[Tensor]) -> Runner:
-    """Return the runner of a statement that no kernel runs: torch's operations in the way that takes the least.
+    """Return the runner of a statement that no kernel runs: torch's operations in the way that takes the least."""
+    return statement.graph(variant, way=fastest_way(statement, variant, tensors))
+
+
+def fastest_way(statement: PreparedStatement, variant: Any, tensors: list[Tensor]) -> Way:
+    """Return the way in which torch's operations take the least for a statement that no kernel runs.
 
     Where nothing may be timed, or results must not depend on it, that is the likeliest way. What torch differentiates
     is of its own operations alone.
@@ -193,7 +199,7 @@ def fastest_program(statement: PreparedStatement, variant: Any, tensors: list[Te
         firsts = {statement.text(variant, way): name for name, way in reversed(ways.items())}
         ways = {name: way for name, way in ways.items() if name in firsts.values()}
     if not may_choose or len(ways) == 1:
-        return statement.graph(variant, way=next(iter(ways.values())))
+        return next(iter(ways.values()))
     runners = {name: statement.graph(variant, way=way) for name, way in ways.items()}
     operands = [tensor.detach().requires_grad_(learns and tensor.requires_grad) for tensor in tensors]
     wanted = [tensor for tensor in operands if tensor.requires_grad]
@@ -206,7 +212,8 @@ def fastest_program(statement: PreparedStatement, variant: Any, tensors: list[Te
 
     with paused(), torch.set_grad_enabled(learns):  # none of it is a part of the call
         names = list(runners)
-        return runners[fastest(_program_key(statement, variant, operands), names, names, start, is_waited_for=True)]
+        key = _program_key(statement, variant, operands, names)
+        return ways[fastest(key, names, names, start, is_waited_for=True)]
 
 
 def grad_like(size: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -219,13 +226,15 @@ def grad_like(size: Sequence[int], dtype: torch.dtype) -> Tensor:
     return steps.mul_(0.6180339887).frac_().to(dtype).reshape(tuple(size))
 
 
-def _program_key(statement: PreparedStatement, variant: Any, tensors: list[Tensor]) -> Key:
-    """Return the tuning key of the fastest program; lengths count by their power of two."""
+def _program_key(statement: PreparedStatement, variant: Any, tensors: list[Tensor], ways: Sequence[str]) -> Key:
+    """Return the tuning key of the fastest program among these ways; lengths count by their power of two."""
     bound, named = statement.bound, dict(zip(statement.names, tensors))
     padding = ",".join(sorted(statement.padding(variant)))
     learning = ",".join(name for name, tensor in named.items() if tensor.requires_grad)
     rounds = f"; rounds: {may_round_sums(bound.dtype)}" if statement.is_half else ""
-    settings = f"-1 in {padding}; gradients of {learning}; winners: {statement.wants_winners}{rounds}"
+    settings = (
+        f"-1 in {padding}; gradients of {learning}; winners: {statement.wants_winners}{rounds}; of {' or '.join(ways)}"
+    )
     return choice_key(
         f"program of {bound.statement}", named, bucketed_lengths(bound), settings, False, torch.__version__
     )

@@ -1,13 +1,14 @@
 """Several sums over the same tensors, such as the gradients of a statement: in one kernel, or one after the other.
 
 Where tuning is on, both are timed and the choice is kept as tuned configs are. Where nothing may be timed, each
-statement is evaluated by itself.
+statement is evaluated by itself. On a CPU they are one program of torch's operations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from ...formats.facts import ConstantTables, Fact
 from ...lru_cache import LRUCache
 from ..codegen import Config
 from ..planning import resized
+from ..reference import Part, joint_program_for
 from ..runtime import JointLauncher, on_device, paused
 from ..tuning import (
     JointProblem,
@@ -30,7 +32,8 @@ from ..tuning import (
     next_batch,
     tuning_mode,
 )
-from .prepared import PreparedStatement, has_kernels, prepare
+from .choice import fastest_way
+from .prepared import PreparedStatement, as_one_step, has_kernels, prepare
 
 __all__ = ["JointCall", "run_jointly"]
 
@@ -60,8 +63,27 @@ _choices: LRUCache[_Choice] = LRUCache(CHOICES)  # by what calls have in common 
 
 def run_jointly(calls: Sequence[JointCall], run: Run) -> list[Tensor]:
     """Return the values of several statements over plain tensors; `run` evaluates one of them."""
-    choice = _choice(calls, run) if len(calls) > 1 and _share_names(calls) else _Choice(None)
+    first, shares = calls[0].tensors[0], len(calls) > 1 and _share_names(calls)
+    if shares and first.is_cpu and not has_kernels(first.device):
+        return _in_one_program(calls, run)
+    choice = _choice(calls, run) if shares and has_kernels(first.device) else _Choice(None)
     return _run(calls, choice.launcher, choice.places, run)
+
+
+def _in_one_program(calls: Sequence[JointCall], run: Run) -> list[Tensor]:
+    """Return the values of several sums by torch's operations, each in its own way, with what they share done once."""
+    statements = [prepare(*call) for call in calls]
+    if any([each.bound.is_empty or not each.is_sum for each in statements]):
+        return [run(*call, False) for call in calls]
+    parts = []
+    for statement, call in zip(statements, calls):
+        variant = statement.variant(call.tensors)
+        way = statement.kept_way(variant, partial(fastest_way, statement, variant, call.tensors))
+        parts.append(Part(statement.bound, statement.padding(variant), way))
+    program = joint_program_for(parts)
+    tensors = {name: tensor for call in calls for name, tensor in zip(call.names.split(","), call.tensors)}
+    operands = [tensors[name] for name in program.tensors]
+    return [*as_one_step(program.function, *operands, *program.lengths_in(parts))]
 
 
 def _run(calls: Sequence[JointCall], launcher: JointLauncher | None, places: Sequence[int], run: Run) -> list[Tensor]:
@@ -78,8 +100,7 @@ def _share_names(calls: Sequence[JointCall]) -> bool:
         for name, tensor in zip(call.names.split(","), call.tensors):
             if name not in own and tensors.setdefault(name, tensor) is not tensor:
                 return False
-    is_clear = not any(name in tensors for own in tables for name in own)
-    return is_clear and has_kernels(calls[0].tensors[0].device)
+    return not any(name in tensors for own in tables for name in own)
 
 
 def _choice(calls: Sequence[JointCall], run: Run) -> _Choice:

@@ -92,6 +92,7 @@ class PreparedStatement:
     wants_winners: bool
     shape_class: ShapeClass
     runners: dict[object, Runner] = field(default_factory=dict)
+    ways_taken: dict[object, Way] = field(default_factory=dict)  # of a CPU, by variant
 
     def __post_init__(self) -> None:
         size, shapes, names = self.bound.size, self.bound.shapes, self.names
@@ -114,6 +115,13 @@ class PreparedStatement:
             if not is_captured(self.bound.device):
                 self.runners[key] = runner
         return runner
+
+    def kept_way(self, variant: object, find: Callable[[], Way]) -> Way:
+        """Return the way that a CPU takes for a variant; at first what `find` returns."""
+        way = self.ways_taken.get(variant)
+        if way is None:
+            way = self.ways_taken[variant] = find()
+        return way
 
     def variant(self, tensors: list[Tensor]) -> object:
         """Return which index tensors hold a -1, which of those that scatter ascend, and how half precision is summed.

@@ -16,8 +16,8 @@ from insum_ops.compiler.language.parse import parse
 from insum_ops.compiler.reference import groups
 from insum_ops.compiler.reference.faster import Way
 from insum_ops.compiler.reference.lower import lower, placeholders
-from insum_ops.compiler.reference.program import program_for, ways_for
-from insum_ops.compiler.reference.rows import weighted_row_sums
+from insum_ops.compiler.reference.program import Part, joint_program_for, program_for, ways_for
+from insum_ops.compiler.reference.rows import row_sums, weighted_row_sums
 
 pytestmark = pytest.mark.cpu
 
@@ -73,6 +73,31 @@ STATEMENTS = {
     "Y[I[p]] += V[p] * A[J[p]]": ("V 20", "A 6", "I 20 < 4", "J 20 < 6", "size 4"),
     "Y[I[K[p]],c] += A[p,c]": ("A 20 9", "I 5 < 4", "K 20 < 5", "size 4 9"),
     "Y[b,i,k] += A[b,i,j] * B[b,j,k]": ("A 7 3 4", "B 7 4 5"),
+    # products that overwrite gathered rows, or don't
+    "Y[p,c] = A[I[p],c] * A[I[p],c]": ("A 6 9", "I 20 < 6"),
+    "Y[p,c] = A[I[p],c] * V[p] * A[I[p],c]": ("A 6 9", "I 20 < 6", "V 20"),
+    "Y[p,h] += A[I[p],h,d] * B[J[p],h,d]": ("A 6 3 4", "B 5 3 4", "I 20 < 6", "J 20 < 5"),
+    "Y[p,d] += A[I[p],h,d] * B[J[p],h]": ("A 6 3 4", "B 5 3", "I 20 < 6", "J 20 < 5"),
+    "Y[p] += V[p,d] * A[I[p],d] * B[J[p],d]": ("A 6 4", "B 5 4", "V 20 4", "I 20 < 6", "J 20 < 5"),
+    # factors that are multiplied before they are gathered
+    "Y[D[e],o] += V[e] * A[S[e],c] * W[R[e],c,o]": (
+        *("V 40", "A 6 3", "W 2 3 4", "D 40 < 6", "S 40 < 6", "R 40 < 2", "size 6 4"),
+    ),
+    "Y[e,o] += A[S[e],c] * W[R[e],o,c]": ("A 6 3", "W 2 4 3", "S 40 < 6", "R 40 < 2"),
+    "Y[e] += B[D[e],o] * A[S[e],c] * W[R[e],c,o]": (
+        *("B 5 4", "A 6 3", "W 2 3 4", "D 40 < 5", "S 40 < 6", "R 40 < 2"),
+    ),
+    "Y[p,q,o] += 0.5 * A[S[p,q],c] * W[R[p],c,o]": ("A 6 3", "W 2 3 4", "S 9 7 < 6", "R 9 < 2"),
+    "Y[p,o] += A[S[p],b,c] * W[S[p],c,o] * B[b]": ("A 6 2 3", "W 6 3 4", "S 40 < 6", "B 2"),
+    "Y[D[e],o] += V[e] * U[e] * A[S[e],c] * W[c,o]": (
+        "V 40",
+        "U 40",
+        "A 6 3",
+        "W 3 4",
+        "D 40 < 6",
+        "S 40 < 6",
+        "Y 6 4",
+    ),
     # one element of each row
     "Y[i,c] = A[i,K[i,c]]": ("A 7 4", "K 7 3 < 4"),
     "Y[c,i] += A[K[c,i],c] * V[i]": ("A 4 5", "K 5 3 < 4", "V 3"),
@@ -278,6 +303,97 @@ def test_a_program_has_the_ways_that_it_differs_in() -> None:
     assert ways("Y[I[p],c] += X[p,c]", X=torch.rand(5, 9), I=index) == rows
 
 
+def test_factors_are_multiplied_before_they_are_gathered_where_that_takes_less() -> None:
+    def has_way(entries: int, padded: frozenset[str] = frozenset()) -> bool:
+        tensors = {"X": torch.rand(9, 5), "W": torch.rand(3, 5, 4)}
+        tensors |= {name: torch.zeros(entries, dtype=torch.int64) for name in "SR"}
+        bound = bind(parse("Y[e,o] += X[S[e],c] * W[R[e],c,o]"), tensors)
+        return any(way.multiplies_first for way in ways_for(bound, padded).values())
+
+    assert has_way(200)
+    assert not has_way(10)  # 27 products at all positions
+    assert not has_way(200, frozenset({"S"}))
+
+
+RELATIONS = "Y[D[e],o] += V[e] * X[S[e],c] * W[R[e],c,o]"
+
+
+@pytest.mark.parametrize("way", [Way(), Way(multiplies_first=True)], ids=["gathered", "multiplied"])
+def test_sums_in_one_program_give_what_they_give_apart(way: Way) -> None:
+    names = {"V": "e", "X": "nc", "W": "rco", "dY": "no"}
+    sizes = dict(e=40, n=6, r=2, c=3, o=9)
+    tensors = {name: torch.randn([sizes[letter] for letter in dims]) for name, dims in names.items()}
+    tensors |= {name: torch.randint(2 if name == "R" else 6, (40,)) for name in "DSR"}
+    sums = {
+        "dV[e] += dY[D[e],o] * X[S[e],c] * W[R[e],c,o]": (40,),
+        "dX[S[e],c] += dY[D[e],o] * V[e] * W[R[e],c,o]": (6, 3),
+        "dW[R[e],c,o] += dY[D[e],o] * V[e] * X[S[e],c]": (2, 3, 9),
+        "dU[e] += dY[D[e],o] * X[S[e],c] * W[R[e],c,o]": (40,),
+    }
+    bounds = [
+        bind(
+            statement := parse(text), {name: tensors[name] for name in statement.tensor_names if name in tensors}, size
+        )
+        for text, size in sums.items()
+    ]
+    parts = [Part(bound, frozenset(), way) for bound in bounds]
+    program, copies = joint_program_for(parts), {name: tensor.clone() for name, tensor in tensors.items()}
+    with Operations() as together:
+        found = program.function(*[tensors[name] for name in program.tensors], *program.lengths_in(parts))
+    with Operations() as apart:
+        programs = [program_for(bound, frozenset(), way=way) for bound in bounds]
+        expected = [
+            one.function(*[tensors[name] for name in placeholders(bound)], *one.lengths_in(bound))
+            for one, bound in zip(programs, bounds)
+        ]
+    assert all(map(torch.equal, found, expected))
+    assert len({value.untyped_storage().data_ptr() for value in found}) == len(found)
+    assert all(torch.equal(tensors[name], copy) for name, copy in copies.items())
+    assert together.names.count("index_select") < apart.names.count("index_select")
+
+
+@pytest.mark.parametrize("kind", ["unsorted", "padded"])
+@pytest.mark.parametrize(
+    "expr", [RELATIONS, "Z[e] += X[D[e],c] * X[S[e],c] * V[e]", "Y[D[e],c] += X[S[e],c] * X[S[e],c] * V[e]"]
+)
+def test_gradients_of_one_program_are_right_to_second_order(expr: str, kind: str) -> None:
+    torch.manual_seed(1)
+    shapes = {"V": (30,), "X": (5, 3), "W": (2, 3, 4)}
+    values = {name: torch.randn(shape, dtype=torch.float64).requires_grad_() for name, shape in shapes.items()}
+    values = {name: value for name, value in values.items() if f"{name}[" in expr}
+    low = -1 if kind == "padded" else 0
+    places = {name: torch.randint(low, 2 if name == "R" else 5, (30,)) for name in "DSR" if f"{name}[e" in expr}
+    size = None if expr.startswith("Z") else (5, 4 if "W" in expr else 3)
+    call = lambda *given: insum(expr, size=size, **dict(zip(values, given)), **places)
+    assert torch.autograd.gradcheck(call, tuple(values.values()))
+    assert torch.autograd.gradgradcheck(call, tuple(values.values()))
+    wide = list(values.values())
+    upstream = torch.randn_like(call(*wide))
+    expected = torch.autograd.grad(call(*wide), wide, upstream)
+    narrow = [value.detach().float().requires_grad_() for value in wide]
+    for _ in range(4):  # recorded, and then replayed
+        found = torch.autograd.grad(call(*narrow), narrow, upstream.float())
+        for one, other in zip(found, expected):
+            torch.testing.assert_close(one.double(), other, **TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("is_padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("count", [20, 1000])
+def test_rows_of_an_index_that_is_new_are_summed_to_the_same_bits(
+    count: int, is_padded: bool, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    for rows, columns in ((1, 9), (3, 45), (700, 8), (50, 130)):
+        index, values = torch.randint(-1 if is_padded else 0, rows, (count,)), torch.randn(count, columns).to(dtype)
+        first, *later = [row_sums(values, index, rows, is_padded) for _ in range(3)]
+        assert all(torch.equal(first, result) for result in later)
+        shown = index >= 0
+        expected = torch.zeros(rows, columns, dtype=torch.float64).index_add_(0, index[shown], values[shown].double())
+        tolerance = TOLERANCE[dtype]
+        torch.testing.assert_close(first.double(), expected.to(dtype).double(), **tolerance)
+
+
 @pytest.mark.parametrize("way", [Way(), Way(by_entries=True)], ids=["products", "entries"])
 @pytest.mark.parametrize("expr", ["Y[b,n] += X[b,m] * A[b,m,n]", "Y[n,b] += A[b,n,m] * X[b,m]"])
 def test_vectors_times_matrices_have_gradients_by_either_way(expr: str, way: Way) -> None:
@@ -419,3 +535,27 @@ def test_the_first_of_equal_winners_has_the_gradient_and_a_nan_wins(expr: str) -
     grad = torch.autograd.grad(insum(expr, X=X).sum(), X)[0]
     rows = [[0, 1, 0], [1, 0, 0], [0, 1, 0]] if "max" in expr else [[0, 1, 0], [1, 0, 1], [0, 0, 0]]
     assert grad.tolist() == rows
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
+@pytest.mark.parametrize("reduction", ["max", "min"])
+@pytest.mark.parametrize("low", [0, -1])
+def test_what_is_scattered_competes_with_infinite_products_too(low: int, reduction: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(2)
+    index, values = torch.randint(low, 6, (20,)), torch.randn(20, 3).to(dtype)
+    index[index == 4] = 5  # so that no product reaches row 4
+    values[index == 0, 0] = -torch.inf if reduction == "max" else torch.inf
+    values[(index == 1).nonzero()[0, 0], 1] = torch.nan
+    values.requires_grad_()
+    expected, gradient = torch.zeros(6, 3, dtype=dtype), torch.zeros(20, 3, dtype=dtype)
+    for row in range(6):
+        own = (index == row).nonzero()[:, 0]
+        if len(own):
+            best, place = getattr(values.detach()[own], reduction)(0)
+            expected[row] = best
+            gradient[own[place], torch.arange(3)] = 1
+    for _ in range(4):  # recorded, and then replayed
+        result = insum(f"Y[G[p],c] = {reduction}(X[p,c])", X=values, G=index, size=(6, 3))
+        torch.testing.assert_close(result, expected, equal_nan=True, rtol=0, atol=0)
+        (found,) = torch.autograd.grad(result, values, torch.ones_like(result))
+        torch.testing.assert_close(found, gradient, rtol=0, atol=0)

@@ -129,7 +129,7 @@ def spmm(A: Any, B: Tensor, reduce: Reduce = "sum", *others: NoReturn) -> Tensor
                 "spmm(index, value, m, n, B) is spmm((index.flip(0), value, (n, m)), B)"
             )
         if is_dynamo():
-            parts = parts_of(A) if isinstance(A, SparseFormat) and takes_composites() else None
+            parts = parts_of(A) if isinstance(A, (SparseFormat, FormatParts)) and takes_composites() else None
             if parts is None or not isinstance(B, Tensor) or not isinstance(reduce, str) or reduce == "mean":
                 return _spmm(A, B, reduce)
             return traced_spmm(parts.text, parts.shape, parts.values, parts.coords, B, reduce)  # type: ignore[no-any-return]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from math import prod
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from ..errors import FormatError
 from ..guard import may_keep
-from ..torch_state import is_capturing, is_exporting, is_followed
+from ..torch_state import is_capturing, is_exporting, is_followed, is_inference_mode
 from . import map_tables
 from .geometry import Geometry, MapLayout, per_axis
 from .grid import VoxelGrid
@@ -31,6 +32,7 @@ __all__ = [
     "map_of",
     "map_on",
     "parts_of",
+    "reached_again",
     "reached_by",
     "traced_map",
 ]
@@ -504,15 +506,30 @@ def reached_by(source: Tensor, text: str, sizes: Sizes) -> Tensor:
     Raises:
         FormatError: a voxel of the source is given twice or lies outside the grid.
     """
-    original = original_of(source)
-    kernel_map = _start_of(original, text, sizes)
-    with torch.inference_mode(False):
-        target = kernel_map.out_indices.clone()
-    know_copy(target, kernel_map.out_indices)
-    keep((text, sizes), kernel_map, original, target)
-    if original is not source:
-        keep((text, sizes), kernel_map, source, target)
-    return target
+    voxels = reached_again(source, text, sizes)
+    if voxels is None:
+        original, key = original_of(source), (text, sizes)
+        kernel_map = _start_of(original, text, sizes)
+        voxels = _own_copy(kernel_map.out_indices)
+        keep(key, kernel_map, original, voxels)
+        know_copy(key, source, voxels, kernel_map.out_indices)
+    return voxels
+
+
+def reached_again(source: Tensor, text: str, sizes: Sizes) -> Tensor | None:
+    """Return what `reached_by` does, if the map was made before and its voxels are unchanged; else None."""
+    key = text, sizes
+    kernel_map = cached_start(original_of(source), key)
+    if kernel_map is None:
+        return None
+    voxels = _own_copy(kernel_map.out_indices)
+    know_copy(key, source, voxels, kernel_map.out_indices)
+    return voxels
+
+
+def _own_copy(voxels: Tensor) -> Tensor:
+    with torch.inference_mode(False) if is_inference_mode() else nullcontext():
+        return voxels.clone()
 
 
 def _start_of(source: Tensor, text: str, sizes: Sizes) -> KernelMap:

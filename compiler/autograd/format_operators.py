@@ -25,7 +25,16 @@ from ...formats.parts import (
     regrouped_before,
     traced_from_parts,
 )
-from ...formats.torch_state import PLAIN, UNSAFE_IN_GRAPHS, is_captured, is_exporting, is_traced, is_transformed
+from ...formats.torch_state import (
+    PLAIN,
+    UNSAFE_IN_GRAPHS,
+    is_captured,
+    is_dynamo,
+    is_exporting,
+    is_traced,
+    is_transformed,
+    transform_kinds,
+)
 from ..binding import Meta, SparseFormat, bind, recipe_for
 from ..language import parse
 from ..runtime import owned, planned, replayed
@@ -99,10 +108,15 @@ def followed_sparse(
 ) -> Tensor | None:
     """Return the value of a statement with one format in it, inside a transform or as an operator under a tracer.
 
-    None where neither follows the call, or where the format has to be rewritten away.
+    None where neither follows the call, or where the format has to be rewritten away. It is here where torch.compile
+    reads a transform, inside of which the operator has no gradient, and nothing can be worked out of coordinates.
     """
-    if isinstance(form, FormatParts) or is_traced([form.values, *dense.values()]):
+    is_both = is_dynamo() and bool(transform_kinds())
+    if is_both or isinstance(form, FormatParts) or is_traced([form.values, *dense.values()]):
         parts = parts_of(form)
+        if parts is not None and is_both:
+            run = lambda text, names, size, tensors: evaluate(text, dict(zip(names.split(","), tensors)), size)
+            return _rewritten(expr, size, name, traced_from_parts(parts), dense, run)
         if parts is not None and is_exporting():
             return _rewritten(expr, size, name, traced_from_parts(parts), dense, _run_unfactual)
         return None if parts is None else _apply(expr, size, name, parts, dense)

@@ -122,7 +122,7 @@ class SpMM(NotScripted, nn.Module):
             form = self._rebuild() if may_keep(self.AM, self.AK) else self._rebuilt()
         if form.values is not AV:
             form = form.with_values(AV)
-            if _lasts(AV) and may_keep(*form.coords, AV):
+            if may_keep(*form.coords, AV) and _lasts(AV):
                 self._form = form
         # a tracer can't lay out groups anew: how many there would be depends on the coordinates
         return form if self._gpu_size is None or is_compiling() else self._regrouped(form, self._gpu_size)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import index, is_
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..identity_cache import ByIdentity
 from ..lru_cache import LRUCache
-from .guard import ChangeGuard
+from .guard import ChangeGuard, may_keep
 from .pattern_cache import PatternCache
 
 __all__ = [
@@ -21,12 +21,15 @@ __all__ = [
     "FormatParts",
     "Kind",
     "from_parts",
+    "in_own_groups",
     "keep",
     "keep_pattern",
     "memory_of",
     "parts_of",
     "register_format",
     "register_kind",
+    "regrouped",
+    "regrouped_before",
     "traced_from_parts",
 ]
 
@@ -34,6 +37,7 @@ Sizes = tuple[int, ...]
 
 LOST = 16  # patterns that are kept for coordinates whose format is gone, as those of a compiled function
 STACKED = "*"  # in the place of the stored dimensions: one tensor [ndim, P] holds the coordinates of all
+GROUPS = "/"  # before the size of groups that a value is computed in, behind the rest of the text; none: the format's
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class FormatParts:
     'BlockCOO;0;2,2;0,1'
     """
 
-    text: str  # kind, group dimension, block size and stored dimensions
+    text: str  # kind, group dimension, block size and stored dimensions; then maybe a size of groups
     shape: Sizes
     values: Tensor
     coords: list[Tensor]
@@ -76,9 +80,13 @@ class FormatParts:
         # not `dataclasses.replace`, of which a tracer guards each field in every compiled call
         return FormatParts(self.text, self.shape, values, self.coords)
 
+    def in_groups_of(self, size: int) -> FormatParts:
+        """Return the parts of the format that is to be put in groups of a size where a value of it is computed."""
+        return FormatParts(f"{in_own_groups(self.text)}{GROUPS}{size}", self.shape, self.values, self.coords)
+
     def parsed(self) -> tuple[str, tuple[Tensor | None, ...], int, Sizes | None]:
         """Return the kind, all coordinates, the group dimension and the block size."""
-        kind, group_dim, blocks, stored = self.text.split(";")
+        kind, group_dim, blocks, stored = in_own_groups(self.text).split(";")
         if stored == STACKED:
             coords: tuple[Tensor | None, ...] = self.coords[0].unbind(0)
         else:
@@ -92,6 +100,23 @@ _kinds: dict[str, Kind] = {}
 _caches: WeakValueDictionary[tuple[Any, ...], PatternCache] = WeakValueDictionary()
 _lost: LRUCache[PatternCache] = LRUCache(LOST)
 _stacked: ByIdentity[dict[tuple[Any, ...], Any]] = ByIdentity()
+
+
+class _Regrouped(NamedTuple):
+    """A format in groups of another size, the pattern that it was made of, and whether the values have changed."""
+
+    pattern: PatternCache
+    guard: ChangeGuard
+    form: Any
+
+
+# by the values and the size
+_regrouped: ByIdentity[dict[str, _Regrouped]] = ByIdentity()
+
+
+def in_own_groups(text: str) -> str:
+    """Return the text of a format's parts without the size of groups that it is to be put in."""
+    return text.partition(GROUPS)[0]
 
 
 def register_kind(name: str, kind: Kind) -> None:
@@ -145,8 +170,34 @@ def memory_of(text: str, shape: Sizes, dtype: torch.dtype, coords: list[Tensor])
         guard, form = (_stacked.get(owner) or {}).get((text, shape, dtype), (None, None))
         # not `form.memory`, which asks whether coordinates have changed that nobody else has
         return form._pattern_cache.memory if guard is not None and guard.holds_for(owner) else None
-    cache = _cache((text, shape, *map(id, coords)), coords)
+    cache = _cache((in_own_groups(text), shape, *map(id, coords)), coords)
     return None if cache is None or not cache.guard.hold() else cache.memory
+
+
+def regrouped(parts: FormatParts, form: Any) -> Any:
+    """Return the format of these parts in groups of the size that its text asks for, kept as long as its values."""
+    size = parts.text.partition(GROUPS)[2]
+    if not size:
+        return form
+    before = regrouped_before(parts.text, parts.shape, parts.values, parts.coords)
+    if before is not None:
+        return before
+    guard, pattern = ChangeGuard.of(parts.values), form.pattern_cache  # before they are read
+    own = form.regroup(form.group_dim, int(size))
+    if guard is not None and own is not form and may_keep(own.values):
+        kept = _regrouped.get(parts.values) or {}
+        _regrouped.keep(parts.values, {**kept, size: _Regrouped(pattern, guard, own)})
+    return own
+
+
+def regrouped_before(text: str, shape: Sequence[int], values: Tensor, coords: list[Tensor]) -> Any:
+    """Return what `regrouped` does, if that was made before and values and coordinates are unchanged; else None."""
+    own, _, size = text.partition(GROUPS)
+    kept = (_regrouped.get(values) or {}).get(size)
+    if kept is None or not kept.guard.holds_for(values):
+        return None
+    pattern = _cache((own, tuple(shape), *map(id, coords)), coords)
+    return kept.form if pattern is kept.pattern and pattern.guard.hold() else None
 
 
 def traced_from_parts(parts: FormatParts) -> Any:
@@ -162,7 +213,7 @@ def keep(form: Any) -> None:
 
 
 def _key(parts: FormatParts) -> tuple[Any, ...]:
-    return (parts.text, parts.shape, *map(id, parts.coords))
+    return (in_own_groups(parts.text), parts.shape, *map(id, parts.coords))
 
 
 def _cache(key: tuple[Any, ...], coords: list[Tensor]) -> PatternCache | None:

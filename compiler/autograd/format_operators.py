@@ -13,8 +13,28 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from ...formats.parts import STACKED, FormatParts, from_parts, memory_of, parts_of, traced_from_parts
-from ...formats.torch_state import PLAIN, UNSAFE_IN_GRAPHS, is_captured, is_exporting, is_traced, is_transformed
+from ...formats.parts import (
+    GROUPS,
+    STACKED,
+    FormatParts,
+    from_parts,
+    in_own_groups,
+    memory_of,
+    parts_of,
+    regrouped,
+    regrouped_before,
+    traced_from_parts,
+)
+from ...formats.torch_state import (
+    PLAIN,
+    UNSAFE_IN_GRAPHS,
+    is_captured,
+    is_dynamo,
+    is_exporting,
+    is_traced,
+    is_transformed,
+    transform_kinds,
+)
 from ..binding import Meta, SparseFormat, bind, recipe_for
 from ..language import parse
 from ..runtime import owned, planned, replayed
@@ -88,10 +108,15 @@ def followed_sparse(
 ) -> Tensor | None:
     """Return the value of a statement with one format in it, inside a transform or as an operator under a tracer.
 
-    None where neither follows the call, or where the format has to be rewritten away.
+    None where neither follows the call, or where the format has to be rewritten away. It is here where torch.compile
+    reads a transform, inside of which the operator has no gradient, and nothing can be worked out of coordinates.
     """
-    if isinstance(form, FormatParts) or is_traced([form.values, *dense.values()]):
+    is_both = is_dynamo() and bool(transform_kinds())
+    if is_both or isinstance(form, FormatParts) or is_traced([form.values, *dense.values()]):
         parts = parts_of(form)
+        if parts is not None and is_both:
+            run = lambda text, names, size, tensors: evaluate(text, dict(zip(names.split(","), tensors)), size)
+            return _rewritten(expr, size, name, traced_from_parts(parts), dense, run)
         if parts is not None and is_exporting():
             return _rewritten(expr, size, name, traced_from_parts(parts), dense, _run_unfactual)
         return None if parts is None else _apply(expr, size, name, parts, dense)
@@ -146,7 +171,11 @@ def _replayed_value(
     coords: list[Tensor],
 ) -> Tensor | None:
     """Return the value by its launch plan: all that a warm call of a compiled graph does. None if there is none yet."""
-    plans = _plans_over(form, shape, values, coords)
+    if GROUPS in form and type(values) in PLAIN:
+        own = regrouped_before(form, shape, values, coords)
+        plans, values = (None, values) if own is None else (own.memory, own.values)
+    else:
+        plans = _plans_over(form, shape, values, coords)
     if plans is None:
         return None
     key = _value_key(expr, names, size, name, form)
@@ -193,6 +222,9 @@ def _run(*arguments: Any) -> Tensor:
             form = traced_from_parts(call.parts)
             return owned(_rewritten(call.expr, call.size, call.name, form, call.dense, _run_unfactual))
         form, kind = from_parts(call.parts)
+        if GROUPS in call.form and not is_captured(call.values.device):  # other groups may have to be laid out
+            own = regrouped(call.parts, form)
+            return owned(_evaluate(call.expr, call.over(own), call.size))
 
         def value(values: Tensor, *tensors: Tensor) -> Tensor:
             own = kind.fill(call.parts, form, values)
@@ -269,7 +301,9 @@ class _Format(torch.autograd.Function):
     def backward(ctx: Any, grad_output: Tensor) -> Any:
         values, *rest = ctx.saved_tensors
         count = len(ctx.call.coords)
-        call = ctx.call._replace(values=values, coords=rest[:count], tensors=rest[count:])
+        # gradients are not grouped as values are
+        text = in_own_groups(ctx.call.form)
+        call = ctx.call._replace(form=text, values=values, coords=rest[:count], tensors=rest[count:])
         wants_values, *wanted = ctx.needs_input_grad[1:]
         output = parse(call.expr).output.name  # of which a gradient reads nothing, unless it is a factor too
         read = {key: tensor for key, tensor in call.dense.items() if key != output or is_read(call.expr, key)}

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._C import _functorch as functorch
 
 from ...formats.facts import Fact
-from ...formats.torch_state import is_compiling, is_wrapped
+from ...formats.torch_state import is_compiling, is_wrapped, uncompiled
 from ..binding import SparseFormat, is_sparse
 from ..runtime import outside_transforms, owned
 from .gradients import gradient_of, gradients_of, is_sum, tangent_of, winner_places
@@ -30,6 +30,7 @@ FormOf = Callable[[Tensor], SparseFormat]  # a pattern with these values
 PARAMETERS, SPARSE_PARAMETERS = 5, 6  # before the tensors, without and with a format
 
 
+@uncompiled  # where a graph has broken inside a transform, torch.compile would compile its parts
 def transformed(
     evaluate: EvaluatePlain, expr: str, names: str, size: Size, tensors: list[Tensor], fact: Fact | None
 ) -> Tensor:
@@ -39,6 +40,7 @@ def transformed(
     return _Extremum.apply(evaluate, expr, names, size, fact, *tensors)[0]  # type: ignore[no-any-return]
 
 
+@uncompiled
 def transformed_sparse(
     evaluate: Evaluate,
     expr: str,
@@ -89,6 +91,7 @@ class _Sum(torch.autograd.Function):
         _save(ctx, inputs, output, ())
 
     @staticmethod
+    @uncompiled
     def backward(ctx: Any, grad_output: Tensor) -> Any:
         return _gradients(ctx, _saved_operands(ctx), grad_output)
 
@@ -123,6 +126,7 @@ class _Extremum(torch.autograd.Function):
         _save(ctx, inputs, result, (won,))
 
     @staticmethod
+    @uncompiled
     def backward(ctx: Any, grad_output: Tensor, _: Any) -> Any:
         return _gradients(ctx, _saved_operands(ctx), grad_output)
 
@@ -223,6 +227,7 @@ class _Sparse(torch.autograd.Function):
         ctx.save_for_forward(*inputs[SPARSE_PARAMETERS:])
 
     @staticmethod
+    @uncompiled
     def backward(ctx: Any, grad_output: Tensor) -> Any:
         values, *dense_tensors = _saved(ctx)
         form, dense = ctx.form_of(values), dict(zip(ctx.names, dense_tensors))

@@ -28,6 +28,7 @@ from ...formats.torch_state import (
     may_change_operands,
     modes,
     transforms,
+    uncompiled,
 )
 from ..binding import bind
 from ..language import UnsupportedError, batched, parse
@@ -102,7 +103,8 @@ def replay_first(operator: Any, replay: Callable[..., Any]) -> None:
                 return result
         return dispatch(*arguments, **named)
 
-    operator._op = call
+    # at such a one a graph may break, and torch.compile would read what is called there
+    operator._op = uncompiled(call) if torch.Tag.dynamic_output_shape in operator.tags else call
 
 
 def implement(run: Run) -> Run:

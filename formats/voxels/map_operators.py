@@ -6,6 +6,7 @@ How many voxels a convolution reaches depends on where they are, so that a trace
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache
 
@@ -13,13 +14,13 @@ import torch
 from torch import Tensor
 
 from ..errors import FormatError
-from ..torch_state import UNSAFE_IN_GRAPHS, is_exporting, uncompiled
+from ..torch_state import UNSAFE_IN_GRAPHS, is_exporting, is_inference_mode, uncompiled
 from .grid import VoxelGrid
 from .kernel_map import KernelMap
 from .map_building import generated_map, submanifold_map
 from .map_parts import MapParts, cached_map, cached_start, described, keep, know_copy, original_of
 
-__all__ = ["checked", "from_parts", "map_of", "voxel_library"]
+__all__ = ["checked", "from_parts", "map_of", "reached_again", "voxel_library"]
 
 Sizes = tuple[int, ...]
 
@@ -119,15 +120,30 @@ def reached_by(source: Tensor, text: str, sizes: Sizes) -> Tensor:
     Raises:
         FormatError: a voxel of the source is given twice or lies outside the grid.
     """
-    original = original_of(source)
-    kernel_map = _start_of(original, text, sizes)
-    with torch.inference_mode(False):
-        target = kernel_map.out_indices.clone()
-    know_copy(target, kernel_map.out_indices)
-    keep((text, sizes), kernel_map, original, target)
-    if original is not source:
-        keep((text, sizes), kernel_map, source, target)
-    return target
+    voxels = reached_again(source, text, sizes)
+    if voxels is None:
+        original, key = original_of(source), (text, sizes)
+        kernel_map = _start_of(original, text, sizes)
+        voxels = _own_copy(kernel_map.out_indices)
+        keep(key, kernel_map, original, voxels)
+        know_copy(key, source, voxels, kernel_map.out_indices)
+    return voxels
+
+
+def reached_again(source: Tensor, text: str, sizes: Sizes) -> Tensor | None:
+    """Return what `reached_by` does, if the map was made before and its voxels are unchanged; else None."""
+    key = text, sizes
+    kernel_map = cached_start(original_of(source), key)
+    if kernel_map is None:
+        return None
+    voxels = _own_copy(kernel_map.out_indices)
+    know_copy(key, source, voxels, kernel_map.out_indices)
+    return voxels
+
+
+def _own_copy(voxels: Tensor) -> Tensor:
+    with torch.inference_mode(False) if is_inference_mode() else nullcontext():
+        return voxels.clone()
 
 
 def _start_of(source: Tensor, text: str, sizes: Sizes) -> KernelMap:

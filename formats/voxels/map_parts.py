@@ -129,9 +129,18 @@ _by_source: ByIdentity[dict[Key, _CachedMap]] = ByIdentity()
 _originals: ByIdentity[tuple[_Watch, Tensor]] = ByIdentity()
 
 
-def know_copy(voxels: Tensor, original: Tensor) -> None:
-    """Let maps of a copy be those of its original: an operator returns another copy in every call."""
-    _originals.keep(voxels, (_Watch(voxels), original))
+def know_copy(key: Key, source: Tensor, voxels: Tensor, original: Tensor) -> None:
+    """Let maps over a copy of the voxels that a map leads to be those over the original.
+
+    An operator returns another copy in every call. The map from the source, which `cached_start` finds, is found by the
+    copy itself.
+    """
+    watch, copied = _Watch(voxels), _originals.get(source)
+    _originals.keep(voxels, (watch, original))
+    start = (_by_source.get(source if copied is None else copied[1]) or {}).get(key)
+    if start is not None:
+        watches = start.watches[0] if copied is None else copied[0], watch
+        _by_target.keep(voxels, {key: _CachedMap(ref(source), watches, start.map)})
 
 
 def original_of(voxels: Tensor) -> Tensor:

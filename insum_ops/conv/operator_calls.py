@@ -14,7 +14,7 @@ from torch import Tensor
 from ..compiler import below_autograd, gradients_key, owned, planned, refuse_transforms, replay_first
 from ..formats.torch_state import PLAIN, transforms, uncompiled
 from ..formats.voxels.kernel_map import KernelMap
-from ..formats.voxels.map_operators import voxel_library
+from ..formats.voxels.map_operators import reached_again, voxel_library
 from .functional import convolution_gradients, gradient_call, planned_convolution
 from .operators import PLANS, Backward, Over, voxel_convolution, voxel_gradients
 
@@ -44,6 +44,12 @@ def _replayed_gradients(dOut: Tensor, features: Tensor, weight: Tensor, *rest: A
     if kernel_map is None:
         return None
     return _gradients_on(Backward(dOut, features, weight, tuple(wanted), kernel_map, over.groups, is_swapped))
+
+
+def _reached(source: Tensor, geometry: str, sizes: Sequence[int]) -> Tensor | None:
+    """Return the voxels that a convolution leads to, whose map was made before."""
+    is_plain = transforms() is None and type(source) in PLAIN
+    return reached_again(source, geometry, tuple(sizes)) if is_plain else None
 
 
 def _owned(tensors: Sequence[Tensor | None]) -> list[Tensor]:
@@ -153,3 +159,4 @@ voxel_library.impl("voxel_convolution", _differentiable, "Autograd")
 voxel_library.impl("voxel_convolution_gradients", _differentiable_gradients, "Autograd")
 replay_first(voxel_convolution, _replayed)
 replay_first(voxel_gradients, _replayed_gradients)
+replay_first(torch.ops.insum_ops.reached_voxels.default, _reached)

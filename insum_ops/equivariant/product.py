@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..compiler import (
     INDEX_DTYPES,
     IndexRangeError,
+    InsumError,
     OperandError,
     ShapeError,
     UnsupportedError,
@@ -22,7 +24,7 @@ from ..compiler import (
 )
 from ..formats import GroupCOO
 from ..formats.guard import may_keep
-from ..formats.torch_state import is_autocast_enabled, is_dynamo, is_watched
+from ..formats.torch_state import asked_once, is_autocast_enabled, is_dynamo, is_watched
 from .clebsch_gordan import Irreps, read_irreps
 from .decomposition import Decomposition, decompose, takes_one_hot
 from .paths import Instruction, IrrepNormalization, PathNormalization, fully_connected, normalised
@@ -118,15 +120,35 @@ def _find_product(text: tuple[Any, ...]) -> Product:
     Where irreps are strings it is also kept in a dict, which a tracer can look into; it can't read irreps.
     """
     is_text = type(text[0]) is type(text[1]) is type(text[2]) is str
+    problem = _made(text) if is_text and is_dynamo() else ""
+    if problem:
+        raise OperandError(problem)
     product = _products.get(text) if is_text else None
     if product is None:
         irreps = [read_irreps(*named_irreps) for named_irreps in zip(("irreps_in1", "irreps_in2", "irreps_out"), text)]
         product = (_cached_product if may_keep() else _cached_product.__wrapped__)(*irreps, *text[3:])
         if is_text and may_keep():
-            if len(_products) >= PRODUCTS:
-                _products.clear()
-            _products[text] = product
+            _keep(text, product)
     return product
+
+
+def _keep(text: tuple[Any, ...], product: Product) -> None:
+    if len(_products) >= PRODUCTS:
+        _products.clear()
+    _products[text] = product
+
+
+@asked_once
+def _made(text: tuple[Any, ...]) -> str:
+    """Make the product of irreps that are strings, and keep it, for a tracer; return what is wrong with them, or ""."""
+    try:
+        if text not in _products:
+            irreps = [read_irreps(f"irreps_{side}", each) for side, each in zip(("in1", "in2", "out"), text)]
+            with _disable_current_modes():
+                _keep(text, _cached_product(*irreps, *text[3:]))
+    except InsumError as error:
+        return str(error)
+    return ""
 
 
 @lru_cache(maxsize=PRODUCTS)

@@ -289,7 +289,7 @@ class BlockSparseLinear(NotScripted, nn.Module):
             return traced_layer(x, weight, bias, self.coords, features, self.block_size)  # type: ignore[no-any-return]
         try:
             is_followed = is_compiling() or modes() > 0
-            if is_followed and is_traced((x, weight)):
+            if is_dynamo() or (is_followed and is_traced((x, weight))):
                 return product_of_parts(x, weight, bias, self.coords, features, self.block_size)
             W = self._format(weight, is_followed and is_compiling())
             anew = lambda: padded_product(x, W, bias, self.coords, features, self.block_size)

@@ -132,7 +132,7 @@ def spmm(A: Any, B: Tensor, reduce: Reduce = "sum", *others: NoReturn) -> Tensor
                 "spmm(index, value, m, n, B) is spmm((index.flip(0), value, (n, m)), B)"
             )
         if is_dynamo():
-            parts = parts_of(A) if isinstance(A, SparseFormat) and takes_composites() else None
+            parts = parts_of(A) if isinstance(A, (SparseFormat, FormatParts)) and takes_composites() else None
             if parts is None or not isinstance(B, Tensor) or not isinstance(reduce, str) or reduce == "mean":
                 return _spmm(A, B, reduce)
             return traced_spmm(parts.text, parts.shape, parts.values, parts.coords, B, reduce)  # type: ignore[no-any-return]
@@ -169,7 +169,7 @@ def _spmm(A: Any, B: Tensor, reduce: str) -> Tensor:
             return insum(statements[B.ndim - 1], A=filled, B=B)
     if isinstance(A, (SparseFormat, FormatParts)):
         form: Any = A
-    elif isinstance(A, tuple) and is_traced([B]):
+    elif isinstance(A, tuple) and (is_dynamo() or is_traced([B])):
         form = traced_edges(A, "A", (B.shape[-2 if B.ndim > 1 else 0],) * 2, B.dtype)
     else:
         _leave_graph("A")
@@ -439,7 +439,7 @@ def _sddmm(pattern: Any, X: Tensor, Y: Tensor) -> Any:
             raise OperandError(f"{name} is {kind}; pass a dense tensor [rows, D]")
     if isinstance(pattern, SparseFormat):
         return pattern.with_values(_sampled(pattern, X, Y))
-    if isinstance(pattern, tuple) and is_traced([X, Y]):
+    if isinstance(pattern, tuple) and (is_dynamo() or is_traced([X, Y])):
         traced = traced_edges(pattern, "pattern", (Y.shape[0], X.shape[0]), X.dtype)
         sources, targets = traced.coords[0].unbind(0)  # each within its own range
         return insum("V[e] += X[targets[e],d] * Y[sources[e],d]", X=X, Y=Y, sources=sources, targets=targets)

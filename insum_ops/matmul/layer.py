@@ -15,6 +15,7 @@ from ..formats.convert import block_grid
 from ..formats.errors import FormatError
 from ..formats.group_size import gpu_group_size, group_size
 from ..formats.guard import ChangeGuards, may_keep
+from ..formats.parts import parts_of
 from ..formats.sparse_format import SparseFormat
 from ..formats.torch_state import is_batched, is_compiling, is_dynamo, is_traced, is_wrapped, undifferentiated
 from ..not_scripted import NotScripted
@@ -121,7 +122,7 @@ class SpMM(NotScripted, nn.Module):
             form = self._rebuild() if may_keep(self.AM, self.AK) else self._rebuilt()
         if form.values is not AV:
             form = form.with_values(AV)
-            if _lasts(AV) and may_keep(*form.coords, AV):
+            if may_keep(*form.coords, AV) and _lasts(AV):
                 self._form = form
         # a tracer can't lay out groups anew: how many there would be depends on the coordinates
         return form if self._gpu_size is None or is_compiling() else self._regrouped(form, self._gpu_size)
@@ -154,7 +155,12 @@ class SpMM(NotScripted, nn.Module):
             >>> layer(torch.tensor([1.0, 10.0]), reduce="mean")
             tensor([50., 43.])
         """
-        return spmm(self.A, B, reduce)
+        size = self._gpu_size
+        if size is None or not is_dynamo() or self.trainable or reduce == "mean":
+            return spmm(self.A, B, reduce)
+        parts = parts_of(self.A)  # put in groups that suit the GPU when the compiled call runs
+        assert parts is not None
+        return spmm(parts.in_groups_of(size), B, reduce)
 
     if TYPE_CHECKING:
         # nn.Module's own returns Any

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 
 import pytest
 import torch
 from torch import Tensor
 
 pytest.importorskip("e3nn.o3", reason="e3nn is an extra")
-from insum_ops.equivariant import layers
+from insum_ops import tensor_product
+from insum_ops.compiler import OperandError
+from insum_ops.equivariant import layers, product
 from insum_ops.nn import FullyConnectedTensorProduct, TensorProduct
 
 pytestmark = [pytest.mark.cpu, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # torch's, while it traces
@@ -48,3 +51,21 @@ def test_a_compiled_call_copies_no_tables(kind, is_shared, remade, monkeypatch):
     found = _graph(layer, torch.randn(5, 16), torch.randn(5, 4), *weights)
     assert [name for name in found if "format_value" in name or "insum_ops" in name]
     assert not [name for name in found if name == "to" or "_to_copy" in name]
+
+
+def test_a_function_whose_first_call_is_compiled_reads_its_irreps():
+    torch._dynamo.reset()
+    product._products.clear()
+    x, y, weight = torch.randn(5, 16), torch.randn(5, 4), torch.randn(64, requires_grad=True)
+    call = lambda *irreps: tensor_product(
+        x, y, weight, irreps_in1=irreps[0], irreps_in2=irreps[1], irreps_out=irreps[2]
+    )
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
+    found = torch.autograd.grad(compiled(*IRREPS).sum(), weight)
+    torch.testing.assert_close(found, torch.autograd.grad(call(*IRREPS).sum(), weight))
+    remedy = "write multiplicities, degrees and parities, as in '16x0e + 8x1o'"
+    words = f"irreps_in1 is '4q', which e3nn can't read as irreps; {remedy}"
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=re.escape(words)):
+        compiled("4q", *IRREPS[1:])
+    with pytest.raises(OperandError, match=f"^{re.escape(words)}$"):
+        torch.compile(call, backend="aot_eager")("4q", *IRREPS[1:])

@@ -322,6 +322,31 @@ def test_a_regrouped_layer_refuses_coordinates_that_were_overwritten_until_they_
     assert_matches(layer(B), dense.double() @ B.double())
 
 
+def test_a_compiled_layer_computes_in_the_groups_that_suit_its_gpu(monkeypatch):
+    """Its values are regrouped when they or the coordinates have changed, and no format is made in other calls."""
+    torch._dynamo.reset()
+    layer, dense = moved()
+    sizes = list[int]()
+    own = GroupCOO.regroup
+    monkeypatch.setattr(GroupCOO, "regroup", lambda form, dim, size=None: sizes.append(size) or own(form, dim, size))
+    B = torch.randn(5, 4, device=DEVICE, requires_grad=True)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    for _ in range(3):
+        compiled(B).sum().backward()
+    assert_matches(compiled(B), dense.double() @ B.double())
+    assert_matches(B.grad, 3 * dense.double().sum(0)[:, None].expand(5, 4))
+    assert sizes.count(4) == 1
+    layer.AV.mul_(2)
+    assert_matches(compiled(B), 2 * dense.double() @ B.double())
+    assert_matches(compiled(B, "mean"), 2 * dense.double() @ B.double())  # a row has one entry
+    places = layer.AK.clone()
+    layer.AK.copy_(torch.where(places == 0, 3, places))
+    with pytest.raises(FormatError, match=r"^AM and AK were overwritten with other coordinates"):
+        compiled(B)
+    layer.AK.copy_(places)
+    assert_matches(compiled(B), 2 * dense.double() @ B.double())
+
+
 def test_a_regrouped_layer_compiles():
     torch._dynamo.reset()
     layer, dense = moved()

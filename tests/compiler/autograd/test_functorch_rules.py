@@ -488,3 +488,50 @@ def test_a_transform_of_what_is_compiled_is_as_ever():
     statement = lambda A: insum("C[i,j] += A[i,k] * A[k,j]", A=A).sum()
     inside = torch.compile(statement, backend="aot_eager")
     torch.testing.assert_close(torch.func.grad(inside)(A), torch.func.grad(statement)(A))
+
+
+EDGES = torch.tensor([[0, 4, 2, 4], [1, 1, 3, 0]])
+REDUCED = "sum", "mean"
+
+
+def _learned_by(layer):
+    """Return a loss of a layer's parameters and its input, and the parameters."""
+    parameters = {name: each.detach() for name, each in layer.named_parameters()}
+    return lambda pair: functional_call(layer, pair[0], (pair[1],)).square().sum(), parameters
+
+
+def _first_calls():
+    linear = nn.BlockSparseLinear(8, 8, 4, 0.5).to(DEVICE, torch.float64)
+    spmm_layer = nn.SpMM(GroupCOO.from_dense(random(5, 6)), trainable=True)
+    held = GroupCOO.from_dense(random(5, 6), group_size=2)
+    graph = EDGES.to(DEVICE), random(4)
+    loss, parameters = _learned_by(linear)
+    losses = {"nn.BlockSparseLinear": (loss, (parameters, random(3, 8)))}
+    loss, parameters = _learned_by(spmm_layer)
+    losses["nn.SpMM"] = loss, (parameters, random(6, 2))
+    losses["GroupCOO"] = lambda B: insum(SPMM, A=held, B=B).square().sum(), random(6, 2)
+    for reduce in REDUCED:
+        losses[f"edges, {reduce}"] = lambda B, reduce=reduce: spmm(graph, B, reduce).square().sum(), random(5, 2)
+    losses["sddmm of edges"] = lambda X: sddmm((graph[0], None), X, X).square().sum(), random(5, 2)
+    return losses
+
+
+@COMPILED
+@pytest.mark.skipif(not IS_FOLLOWED, reason="an older tracer leaves gradients uncompiled")
+@pytest.mark.parametrize(
+    "name", ["nn.BlockSparseLinear", "nn.SpMM", "GroupCOO", *[f"edges, {how}" for how in REDUCED], "sddmm of edges"]
+)
+def test_a_gradient_by_a_transform_is_compiled_at_the_first_call(name):
+    torch._dynamo.reset()
+    loss, given = _first_calls()[name]
+    found = torch.compile(grad(loss), fullgraph=True, backend="aot_eager")(given)
+    torch.testing.assert_close(found, grad(loss)(given))
+
+
+@COMPILED
+def test_a_gradient_through_a_sparse_tensor_leaves_the_graph_and_no_part_of_it_is_compiled():
+    torch._dynamo.reset()
+    A, B = sparse_matrix(), random(6, 2)
+    csr = A.to_sparse_csr()
+    loss = lambda B: spmm(csr, B).square().sum()
+    assert_matches(torch.compile(grad(loss), backend="aot_eager")(B), 2 * A.T @ A @ B)

@@ -20,7 +20,7 @@ from .groups import Grouped, index_of_groups
 from .products import Products
 from .shared import Joint
 
-__all__ = ["Part", "Program", "joint_program_for", "lowered", "program_for", "ways_for"]
+__all__ = ["Part", "Program", "joint_program_for", "lowered", "program_for", "programs_for"]
 
 PROGRAMS = 512  # a program is a few kB of byte code
 ROOM = __name__.rpartition(".")[0]  # where functions are defined that read numbers, as torch's operations do not
@@ -55,6 +55,7 @@ class JointProgram:
 class Program:
     """The graph of a statement as a Python function; it takes tensors of any lengths, and then those lengths."""
 
+    way: Way
     function: Callable[..., Any]
     lengths: tuple[str | int, ...]  # which of `lengths_of(bound)` come after the tensors
     text: str  # of the graph: ways that have one are the same
@@ -82,35 +83,45 @@ def program_for(
     are contracted and tensors on the way laid out, which factors get a row of zeros for -1, whether groups are
     contracted one by one and matrices are small, and the type of winners' positions. The key holds these.
     """
-    stays_half = _stays_half(bound)
-    key = _program_key(bound, padded, wants_winners, sums_in_half, way)
-    program = _programs.get(key)
+    return _program(bound, padded, wants_winners, _common_key(bound, padded, wants_winners, sums_in_half), way)
+
+
+def _program(bound: Bound, padded: frozenset[str], wants_winners: bool, common: _CommonKey, way: Way) -> Program:
+    """Return `program_for` a bound statement by the part of its key that all ways have in common."""
+    program = _programs.get((*common, way))
     if program is None:
-        lowering = Grouped(bound, padded, True, bound.dtype if sums_in_half or way.in_half else None, way)
+        half = bound.dtype if common.sums_in_half or way.in_half else None
+        lowering = Grouped(bound, padded, True, half, way)
         graph = lowering.finished_graph(wants_winners)
         graph.eliminate_dead_code()
         overwrite(lowering.entry_products)
         called = [node.target for node in graph.nodes if node.op == "call_function"]
         is_torch = not any(str(getattr(target, "__module__", "")).startswith(ROOM) for target in called)
-        choices = frozenset({*lowering.choices, *(["in_half"] if stays_half else [])})
+        choices = frozenset({*lowering.choices, *(["in_half"] if common.stays_half else [])})
         lengths = lowering.length_arguments
-        program = _programs[key] = Program(compiled(graph), lengths, str(graph), is_torch, choices)
+        program = Program(way, compiled(graph), lengths, str(graph), is_torch, choices)
+        _programs[(*common, way)] = program
     return program
 
 
-def _program_key(
-    bound: Bound, padded: frozenset[str], wants_winners: bool, sums_in_half: bool, way: Way
-) -> tuple[object, ...]:
+class _CommonKey(NamedTuple):
+    """What the programs of a bound statement depend on, whatever way they take."""
+
+    statement: str
+    sums_in_half: bool
+    stays_half: bool
+    rest: tuple[object, ...]
+
+
+def _common_key(bound: Bound, padded: frozenset[str], wants_winners: bool, sums_in_half: bool) -> _CommonKey:
     winner_dtype = bound.winner_dtype if wants_winners else None
     groups = index_of_groups(bound), index_of_groups(bound, is_timed=True)
     orders = path_of(bound), orders_of(bound), short_names(bound)
     sizes = bound.is_empty, winner_dtype, large_gathers(bound), multiplied_first(bound) is None, *orders, *groups
-    kinds = *bound.dtypes.items(), bound.dtype, bound.device, bound.is_seeded, sums_in_half, way, _stays_half(bound)
-    return (str(bound.statement), padded, wants_winners, *kinds, *sizes)
-
-
-def _stays_half(bound: Bound) -> bool:
-    return bound.device.type == "cpu" and bool(bound.statement.reduced) and may_stay_half(bound)
+    kinds = *bound.dtypes.items(), bound.dtype, bound.device, bound.is_seeded
+    is_cpu_sum = bound.device.type == "cpu" and bool(bound.statement.reduced)
+    rest = padded, wants_winners, *kinds, *sizes
+    return _CommonKey(str(bound.statement), sums_in_half, is_cpu_sum and may_stay_half(bound), rest)
 
 
 def joint_program_for(parts: Sequence[Part]) -> JointProgram:
@@ -118,7 +129,7 @@ def joint_program_for(parts: Sequence[Part]) -> JointProgram:
 
     What they read or make alike is read or made once; each result has memory of its own.
     """
-    key = tuple([_program_key(bound, padded, False, False, way) for bound, padded, way in parts])
+    key = tuple([(_common_key(bound, padded, False, False), way) for bound, padded, way in parts])
     program = _joint_programs.get(key)
     if program is None:
         program = _joint_programs[key] = _joined(parts)
@@ -147,16 +158,23 @@ def _half_of(part: Part) -> torch.dtype | None:
     return part.bound.dtype if part.way.in_half else None
 
 
-def ways_for(bound: Bound, padded: frozenset[str], wants_winners: bool = False) -> dict[str, Way]:
-    """Return the ways in which programs of a bound statement differ, by their names; the first is the likeliest."""
-    ways = {"as a rule": USUAL}
-    for name, way in (found := list(ways.items())):
-        for choice in sorted(program_for(bound, padded, wants_winners, way=way).choices):
-            other = way._replace(**{choice: not getattr(USUAL, choice)})
-            if other not in ways.values():
-                ways[f"{name}, not {choice}" if getattr(way, choice) else f"{name}, {choice}"] = other
-                found.append(list(ways.items())[-1])
-    return ways
+def programs_for(
+    bound: Bound, padded: frozenset[str], wants_winners: bool = False, by_torch: bool = False
+) -> dict[str, Program]:
+    """Return the programs of a bound statement that differ, by the names of their ways; the first is the likeliest.
+
+    If `by_torch`, they are of torch's own operations, which torch can differentiate.
+    """
+    common = _common_key(bound, padded, wants_winners, False)
+    program_by = lambda way: _program(bound, padded, wants_winners, common, way)
+    programs = {"as a rule": program_by(USUAL._replace(by_rows=not by_torch))}
+    for name, program in (found := list(programs.items())):
+        for choice in sorted(program.choices - ({"by_rows"} if by_torch else set())):
+            other = program_by(program.way._replace(**{choice: not getattr(USUAL, choice)}))
+            if all(other.text != known.text for known in programs.values()):
+                found.append((f"{name}, {'not ' if getattr(USUAL, choice) else ''}{choice}", other))
+                programs.update(found[-1:])
+    return programs
 
 
 def lowered(bound: Bound, names: Sequence[str], tensors: Sequence[Tensor]) -> Any:

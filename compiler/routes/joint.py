@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -78,7 +77,7 @@ def _in_one_program(calls: Sequence[JointCall], run: Run) -> list[Tensor]:
     parts = []
     for statement, call in zip(statements, calls):
         variant = statement.variant(call.tensors)
-        way = statement.kept_way(variant, partial(fastest_way, statement, variant, call.tensors))
+        way = fastest_way(statement, variant, call.tensors)
         parts.append(Part(statement.bound, statement.padding(variant), way))
     program = joint_program_for(parts)
     tensors = {name: tensor for call in calls for name, tensor in zip(call.names.split(","), call.tensors)}

@@ -72,6 +72,33 @@ def test_the_fastest_program_is_found_once_and_remembered(clock: Path, dtype: to
     assert choices(clock) == [f"program of {SUMS}"]
 
 
+def test_programs_are_timed_when_calls_have_come_as_often_as_there_are_programs(clock: Path) -> None:
+    (one, expected), (other, other_expected) = sums(), sums()
+    for count in range(6):  # of another matrix of the same sizes too, whose calls count with the first one's
+        tensors, wanted = (other, other_expected) if count % 2 else (one, expected)
+        torch.testing.assert_close(insum(SUMS, **tensors, size=(4, 9)), wanted)
+        assert choices(clock) == [f"program of {SUMS}"] * (count >= 3)  # by rows, or not, or not and by `index_put_`
+    tensors = scores()
+    for _ in range(5):
+        found = torch.autograd.grad(insum(SCORES, **tensors).sum(), (tensors["Q"], tensors["K"]))
+        wanted = torch.autograd.grad(expected_scores(**tensors).sum(), (tensors["Q"], tensors["K"]))
+        torch.testing.assert_close(found, wanted)
+
+
+def test_a_call_whose_program_is_not_chosen_yet_leaves_no_plan(
+    contests: Contests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [False] * 6 + [True]
+    monkeypatch.setattr(choice, "pays", lambda key, calls: asked.pop(0))
+    tensors, expected = sums()
+    for count in range(9):
+        assert len(contests) == (count > 6)
+        torch.testing.assert_close(insum(SUMS, **tensors, size=(4, 9)), expected)
+    monkeypatch.setattr(pipeline, "runner_of", lambda *_: pytest.fail("worked out anew"))
+    torch.testing.assert_close(insum(SUMS, **tensors, size=(4, 9)), expected)
+    assert len(contests) == 1
+
+
 def test_nothing_is_timed_if_tuning_is_off(clock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INSUM_TUNE", "off")
     tensors, expected = sums()

@@ -88,7 +88,8 @@ def program_for(
 
 def _program(bound: Bound, padded: frozenset[str], wants_winners: bool, common: _CommonKey, way: Way) -> Program:
     """Return `program_for` a bound statement by the part of its key that all ways have in common."""
-    program = _programs.get((*common, way))
+    key = common, way
+    program = _programs.get(key)
     if program is None:
         half = bound.dtype if common.sums_in_half or way.in_half else None
         lowering = Grouped(bound, padded, True, half, way)
@@ -99,8 +100,7 @@ def _program(bound: Bound, padded: frozenset[str], wants_winners: bool, common: 
         is_torch = not any(str(getattr(target, "__module__", "")).startswith(ROOM) for target in called)
         choices = frozenset({*lowering.choices, *(["in_half"] if common.stays_half else [])})
         lengths = lowering.length_arguments
-        program = Program(way, compiled(graph), lengths, str(graph), is_torch, choices)
-        _programs[(*common, way)] = program
+        program = _programs[key] = Program(way, compiled(graph), lengths, str(graph), is_torch, choices)
     return program
 
 

@@ -79,8 +79,9 @@ def program_for(
     With `sums_in_half` half precision is left to torch's operations as it is: for those that sum in float32.
 
     Lengths also decide what a program does, though seldom: whether anything is summed at all, in which order factors
-    are contracted and tensors on the way laid out, which factors get a row of zeros for -1, whether groups are
-    contracted one by one and matrices are small, and the type of winners' positions. The key holds these.
+    are contracted and tensors on the way laid out, which factors get a row of zeros for -1 or are multiplied before
+    they are gathered, whether groups are contracted one by one and matrices are small, and the type of winners'
+    positions. The key holds these.
     """
     stays_half = _stays_half(bound)
     key = _program_key(bound, padded, wants_winners, sums_in_half, way)
@@ -104,7 +105,8 @@ def _program_key(
     winner_dtype = bound.winner_dtype if wants_winners else None
     groups = index_of_groups(bound), index_of_groups(bound, is_timed=True)
     orders = path_of(bound), orders_of(bound), short_names(bound)
-    sizes = bound.is_empty, winner_dtype, large_gathers(bound), multiplied_first(bound) is None, *orders, *groups
+    first = multiplied_first(bound)
+    sizes = bound.is_empty, winner_dtype, large_gathers(bound), first and first.factors, *orders, *groups
     kinds = *bound.dtypes.items(), bound.dtype, bound.device, bound.is_seeded, sums_in_half, way, _stays_half(bound)
     return (str(bound.statement), padded, wants_winners, *kinds, *sizes)
 

@@ -315,6 +315,31 @@ def test_factors_are_multiplied_before_they_are_gathered_where_that_takes_less()
     assert not has_way(200, frozenset({"S"}))
 
 
+def test_which_factors_are_multiplied_first_is_told_apart_by_lengths() -> None:
+    """Two factors that one index tensor points into are multiplied first only where they are of one length."""
+    way = Way(multiplies_first=True)
+    statement = parse("Y[e] += X[S[e],c] * W[S[e],c] * P[T[e],d] * Q[U[e],d]")
+    for rows in (4, 6):
+        tensors = {"X": torch.randn(4, 9), "W": torch.randn(rows, 9), "P": torch.randn(3, 8), "Q": torch.randn(2, 8)}
+        tensors |= {name: torch.randint(2, (60,)) for name in "STU"}
+        bound = bind(statement, tensors)
+        program = program_for(bound, frozenset(), way=way)
+        found = program.function(*[tensors[name] for name in placeholders(bound)], *program.lengths_in(bound))
+        chosen = {name: tensors[name].double()[tensors[index]] for name, index in zip("XWPQ", "SSTU")}
+        expected = (chosen["X"] * chosen["W"]).sum(1) * (chosen["P"] * chosen["Q"]).sum(1)
+        torch.testing.assert_close(found.double(), expected, **TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("name", ["mul_", "to", "clone", "contiguous", "new_full"])
+def test_no_operand_is_overwritten_whatever_its_name(name: str) -> None:
+    values, B = torch.randn(5, 4), torch.randn(5, 4)
+    before, expected = values.clone(), values.double() * B.double()
+    for _ in range(3):
+        result = insum(f"C[i,j] += {name}[i,j] * B[i,j]", **{name: values}, B=B)
+        torch.testing.assert_close(result.double(), expected, **TOLERANCE[torch.float32])
+        assert torch.equal(values, before)
+
+
 RELATIONS = "Y[D[e],o] += V[e] * X[S[e],c] * W[R[e],c,o]"
 
 

@@ -419,6 +419,21 @@ def test_rows_of_an_index_that_is_new_are_summed_to_the_same_bits(
         torch.testing.assert_close(first.double(), expected.to(dtype).double(), **tolerance)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_rows_of_a_sorted_index_that_lies_apart_in_memory(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    for count in (5, 400):
+        index = torch.stack([torch.randint(7, (count,)).sort().values, torch.randint(9, (count,))], 1).to(dtype)[:, 0]
+        values, weights = torch.randn(count, 9), torch.randn(count)
+        table, columns = torch.randn(6, 9), torch.randint(6, (count,), dtype=dtype)
+        zeros = torch.zeros(7, 9, dtype=torch.float64)
+        expected = zeros.index_add(0, index, values.double())
+        torch.testing.assert_close(row_sums(values, index, 7, False).double(), expected, **TOLERANCE[torch.float32])
+        found = weighted_row_sums(table, columns, weights, index, 7, False)
+        expected = zeros.index_add(0, index, weights.double()[:, None] * table.double()[columns])
+        torch.testing.assert_close(found.double(), expected, **TOLERANCE[torch.float32])
+
+
 @pytest.mark.parametrize("way", [Way(), Way(by_entries=True)], ids=["products", "entries"])
 @pytest.mark.parametrize("expr", ["Y[b,n] += X[b,m] * A[b,m,n]", "Y[n,b] += A[b,n,m] * X[b,m]"])
 def test_vectors_times_matrices_have_gradients_by_either_way(expr: str, way: Way) -> None:

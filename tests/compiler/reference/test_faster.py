@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from insum_ops import insum
+from insum_ops.compiler import JointCall, run_several
 from insum_ops.compiler.binding.bind import bind
 from insum_ops.compiler.language.parse import parse
 from insum_ops.compiler.reference import groups
@@ -361,10 +362,11 @@ def test_sums_in_one_program_give_what_they_give_apart(way: Way) -> None:
         )
         for text, size in sums.items()
     ]
-    parts = [Part(bound, frozenset(), way) for bound in bounds]
+    numbers = {name: at for at, name in enumerate(tensors)}
+    parts = [Part(bound, frozenset(), way, tuple([numbers[name] for name in placeholders(bound)])) for bound in bounds]
     program, copies = joint_program_for(parts), {name: tensor.clone() for name, tensor in tensors.items()}
     with Operations() as together:
-        found = program.function(*[tensors[name] for name in program.tensors], *program.lengths_in(parts))
+        found = program.function(*tensors.values(), *program.lengths_in(parts))
     with Operations() as apart:
         programs = [program_for(bound, frozenset(), way=way) for bound in bounds]
         expected = [
@@ -375,6 +377,17 @@ def test_sums_in_one_program_give_what_they_give_apart(way: Way) -> None:
     assert len({value.untyped_storage().data_ptr() for value in found}) == len(found)
     assert all(torch.equal(tensors[name], copy) for name, copy in copies.items())
     assert together.names.count("index_select") < apart.names.count("index_select")
+
+
+def test_one_name_may_stand_for_other_tensors_and_lengths_in_sums_of_one_program() -> None:
+    """As tables of a tensor product do, which are other ones for each of its gradients."""
+    X, sums, expected = torch.randn(6, 5), [], []
+    for rows, terms in ((4, 3), (7, 2), (4, 2)):
+        tensors = {"X": X, "T": torch.randint(5, (rows, terms)), "V": torch.randn(rows, terms)}
+        sums.append(JointCall("Y[b,r] += X[b,T[r,t]] * V[r,t]", "X,T,V", (6, rows), [*tensors.values()]))
+        expected.append(torch.einsum("brt,rt->br", X.double()[:, tensors["T"]], tensors["V"].double()))
+    for value, reference in zip(run_several(sums), expected, strict=True):
+        torch.testing.assert_close(value.double(), reference, **TOLERANCE[torch.float32])
 
 
 @pytest.mark.parametrize("kind", ["unsorted", "padded"])

@@ -34,6 +34,7 @@ __all__ = [
     "has_saving_hooks",
     "is_autocast_enabled",
     "is_batched",
+    "is_batched_by_dynamo",
     "is_captured",
     "is_capturing",
     "is_compiling",
@@ -243,6 +244,11 @@ def transform_kinds() -> str:
     if forward_ad._current_level >= 0 and "Jvp" not in kinds:
         kinds.append("Jvp")
     return " of ".join(kinds)
+
+
+def is_batched_by_dynamo() -> bool:
+    """Return whether Dynamo reads a call inside of vmap alone: nothing is differentiated before the batch is made."""
+    return torch.compiler.is_dynamo_compiling() and {*transform_kinds().split(" of ")} == {"Vmap"}
 
 
 @asked_once  # and by what its autocast was

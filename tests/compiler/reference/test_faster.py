@@ -191,17 +191,6 @@ def test_sampled_rows_are_chosen_by_columns_of_a_table_in_which_any_negative_num
     torch.testing.assert_close(result, torch.stack([X[3] @ Z[4], torch.zeros(()), X[3] @ Z[1], torch.zeros(())]))
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
-def test_rows_are_summed_by_a_sorted_column_of_a_table(dtype: torch.dtype) -> None:
-    X, V = torch.rand(5, 9), torch.rand(4)
-    table = torch.tensor([[4, 1], [0, 2], [2, 2], [3, 4]], dtype=dtype)
-    expected = torch.stack([torch.zeros(9), X[0], X[1] + X[2], torch.zeros(9), X[3]])
-    torch.testing.assert_close(insum("Y[I[p],c] += X[p,c]", X=X[:4], I=table[:, 1], size=(5, 9)), expected)
-    expected = torch.stack([torch.zeros(9), V[0] * X[4], V[1] * X[0] + V[2] * X[2], torch.zeros(9), V[3] * X[3]])
-    result = insum("Y[I[p],c] += V[p] * X[J[p],c]", X=X, V=V, I=table[:, 1], J=table[:, 0], size=(5, 9))
-    torch.testing.assert_close(result, expected)
-
-
 def test_an_index_that_is_written_to_is_sorted_anew() -> None:
     X, index = torch.rand(6, 9), torch.tensor([2, 0, 1, 0, 2, 1])
     for _ in range(4):

@@ -7,10 +7,11 @@ of its names are torch's own functions, which cost no call more than they do the
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from typing import Any, NoReturn, TypeVar
+from functools import partial, wraps
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -34,6 +35,7 @@ __all__ = [
     "has_saving_hooks",
     "is_autocast_enabled",
     "is_batched",
+    "is_batched_by_dynamo",
     "is_captured",
     "is_capturing",
     "is_compiling",
@@ -74,6 +76,7 @@ __all__ = [
 PLAIN = (Tensor, torch.nn.Parameter)
 HALF = (torch.float16, torch.bfloat16)
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"  # kernels run on any device, as Python
+TRACER = "torch._dynamo"  # torch.compile's module
 OLDEST_GPU = (7, 5)  # the least compute capability that Triton compiles for
 # of operators that read sizes from the device, or keep memory of their first call, which mode="reduce-overhead" lends:
 # they run between the CUDA graphs that it makes
@@ -82,7 +85,6 @@ UNSAFE_IN_GRAPHS = tuple([tag for tag in [getattr(torch.Tag, "cudagraph_unsafe",
 is_grad_enabled = torch.is_grad_enabled
 set_grad_enabled = torch._C._set_grad_enabled  # no context, which costs ten times as much
 is_inference_mode = torch.is_inference_mode_enabled
-is_autocast_enabled = torch.is_autocast_enabled  # on a kind of device
 autocast_dtype = torch.get_autocast_dtype
 default_dtype = torch.get_default_dtype
 is_deterministic = torch.are_deterministic_algorithms_enabled  # not what it calls itself, which a tracer can't ask
@@ -99,10 +101,22 @@ _script_tracer = torch._C._get_tracing_state  # torch.jit.trace's; None: it does
 is_batched = functorch.is_batchedtensor  # by vmap, outermost
 is_functional = torch._is_functional_tensor  # by torch.func.functionalize
 
-uncompiled = _disable_dynamo  # what an operator runs: where a graph breaks at it, torch.compile would compile its parts
-
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def uncompiled(function: Function) -> Function:
+    """Return a function of which torch.compile compiles no part where a graph breaks at it.
+
+    Torch's own wrapper imports all of the tracer at its first call: over a second, and no tracer is there before.
+    """
+    outside = _disable_dynamo(function)
+
+    @wraps(function)
+    def called(*arguments: Any, **named: Any) -> Any:
+        return (outside if TRACER in sys.modules else function)(*arguments, **named)
+
+    return cast(Function, called)
 
 
 def asked_once(function: Function) -> Function:
@@ -112,6 +126,11 @@ def asked_once(function: Function) -> Function:
     """
     setattr(function, "_dynamo_marked_constant", True)  # noqa: B010 - no such attribute to a type checker
     return function
+
+
+def is_autocast_enabled(kind: str) -> bool:
+    """Return whether autocast is active on a kind of device; it casts nothing on "meta", of which torch can't tell."""
+    return kind != "meta" and torch.is_autocast_enabled(kind)
 
 
 def is_compiling() -> bool:
@@ -243,6 +262,11 @@ def transform_kinds() -> str:
     if forward_ad._current_level >= 0 and "Jvp" not in kinds:
         kinds.append("Jvp")
     return " of ".join(kinds)
+
+
+def is_batched_by_dynamo() -> bool:
+    """Return whether Dynamo reads a call inside of vmap alone: nothing is differentiated before the batch is made."""
+    return torch.compiler.is_dynamo_compiling() and {*transform_kinds().split(" of ")} == {"Vmap"}
 
 
 @asked_once  # and by what its autocast was

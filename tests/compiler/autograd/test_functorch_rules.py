@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import sys
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from insum_ops.compiler.language.errors import UnsupportedError
 from insum_ops.compiler.runtime import PLAIN_CALLS
 from insum_ops.compiler.runtime.tracing import followed
 from insum_ops.formats import COO, ELL, BlockCOO, BlockGroupCOO, GroupCOO, kernel_map
+from insum_ops.formats.torch_state import uncompiled
 
 # torch's own, when forward mode is first used
 pytestmark = [
@@ -360,6 +362,25 @@ def loss_of_dense(A, B) -> Tensor:
 
 
 @pytest.mark.sampled
+@pytest.mark.parametrize("reduced", ["+= {}", "= max({})"])
+@pytest.mark.parametrize("depth", [1, 2])
+@COMPILED
+def test_a_compiled_batch_learns(depth, reduced):
+    torch._dynamo.reset()
+    index, X, W = torch.tensor([[0, 2], [1, 1]], device=DEVICE), random(*[2] * depth, 3, 4), random(3)
+    leaves = [X.requires_grad_(), W.requires_grad_()]
+    batched = lambda X: insum(f"Y[i,c] {reduced.format('X[I[i,k],c] * W[I[i,k]]')}", X=X, I=index, W=W)
+    for _ in range(depth):
+        batched = vmap(batched)
+    traced = torch.compile(batched, backend="aot_eager", fullgraph=IS_FOLLOWED)(X)
+    products = (X * W[:, None])[..., index, :]
+    expected = products.sum(-2) if "+=" in reduced else products.amax(-2)
+    torch.testing.assert_close(traced, expected)
+    for one, other in zip(*(torch.autograd.grad(y.square().sum(), leaves) for y in (traced, expected))):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.sampled
 @pytest.mark.parametrize("is_made", [False, True], ids=["given", "made inside"])
 @pytest.mark.parametrize(
     "transform",
@@ -535,3 +556,10 @@ def test_a_gradient_through_a_sparse_tensor_leaves_the_graph_and_no_part_of_it_i
     csr = A.to_sparse_csr()
     loss = lambda B: spmm(csr, B).square().sum()
     assert_matches(torch.compile(grad(loss), backend="aot_eager")(B), 2 * A.T @ A @ B)
+
+
+def test_what_leaves_graphs_waits_for_no_tracer_to_be_imported(monkeypatch):
+    """Forward mode comes there in programs that compile nothing."""
+    monkeypatch.delitem(sys.modules, "torch._dynamo")
+    assert uncompiled(lambda number: number + 1)(2) == 3
+    assert "torch._dynamo" not in sys.modules

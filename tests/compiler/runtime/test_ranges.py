@@ -103,6 +103,14 @@ def test_a_kernel_reads_ranges_and_order_of_any_layout(dtype: torch.dtype, monke
             assert (low, high) == (int(table.min()), int(table.max()))
             in_order = bool((table.flatten().diff() >= 0).all()) if table.ndim == 1 else None
             assert is_ascending is in_order
+    ends = torch.iinfo(dtype)
+    far = [torch.tensor(own, dtype=dtype, device=DEVICE) for own in ([ends.min] * 40, [7, ends.min, 9], [ends.max, 3])]
+    (low, high, _), (other_low, other_high, _), (least, most, is_ascending) = ranges.read_by_kernel(far)
+    assert low < 0
+    assert high < 0
+    assert other_low < 0
+    assert (other_high, least, is_ascending) == (9, 3, False)
+    assert most >= 2**31 - 1
 
 
 def test_a_maker_says_whether_its_tensor_ascends(reads: list[Tensor]) -> None:
@@ -248,11 +256,13 @@ def test_nothing_is_read_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPat
     assert remembered_range(index) == (-1, -1)  # unchecked, and perhaps -1
 
 
+@pytest.mark.parametrize("casts", [False, True])
 @pytest.mark.parametrize("expr", ["C[i,k] = A[AM[i],k]", "C[AM[i],k] += A[i,k]", "C[AM[i],k] = max(A[i,k])"])
-def test_what_has_no_values_tells_shapes(expr: str) -> None:
+def test_what_has_no_values_tells_shapes(expr: str, casts: bool) -> None:
     A, AM = torch.empty(3, 4, device="meta"), torch.empty(3, dtype=torch.int64, device="meta")
-    C = insum(expr, A=A, AM=AM, size=(3, 4))
-    assert (C.shape, C.device.type) == ((3, 4), "meta")
+    with torch.autocast("cpu", torch.bfloat16, enabled=casts):  # which casts nothing there
+        C = insum(expr, A=A, AM=AM, size=(3, 4))
+    assert (C.shape, C.device.type, C.dtype) == ((3, 4), "meta", torch.float32)
 
 
 def test_index_tensors_that_hold_a_negative_value_are_told() -> None:

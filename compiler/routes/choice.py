@@ -210,16 +210,17 @@ def _settled_way(statement: PreparedStatement, variant: Any, tensors: list[Tenso
     bound = statement.bound
     is_counted = learns and has_saving_hooks()  # whoever counts what is saved sees the same in each call
     is_fixed = tuning_mode() == "off" or is_deterministic() or is_watched() or is_counted
+    usual = USUAL._replace(by_rows=not learns)
     if bound.device.type != "cpu" or bound.is_empty or is_fixed:
-        return USUAL._replace(by_rows=not learns)
+        return usual
+    if statement.program(variant, way=usual).choices <= ({"by_rows"} if learns else set()):
+        return usual  # there is no other
+    operands = [tensor.detach().requires_grad_() if learns and tensor.requires_grad else tensor for tensor in tensors]
+    key = _program_key(statement, variant, operands)
+    if not pays(key):
+        return None
     programs = statement.programs(variant, learns)
     names = list(programs)
-    if len(names) == 1:
-        return programs[names[0]].way
-    operands = [tensor.detach().requires_grad_() if learns and tensor.requires_grad else tensor for tensor in tensors]
-    key = _program_key(statement, variant, operands, names)
-    if not pays(key, len(names)):
-        return None
     runners = {name: statement.running(program) for name, program in programs.items()}
     wanted = [tensor for tensor in operands if tensor.requires_grad]
     upstream = grad_like(statement.bound.size, statement.bound.dtype) if learns else None
@@ -250,15 +251,14 @@ def grad_like(size: Sequence[int], dtype: torch.dtype) -> Tensor:
     return steps.mul_(0.6180339887).frac_().to(dtype).reshape(tuple(size))
 
 
-def _program_key(statement: PreparedStatement, variant: Any, tensors: list[Tensor], ways: Sequence[str]) -> Key:
-    """Return the tuning key of the fastest program among these ways; lengths count by their power of two."""
+def _program_key(statement: PreparedStatement, variant: Any, tensors: list[Tensor]) -> Key:
+    """Return the tuning key of a statement's fastest program; lengths count by their power of two."""
     bound, named = statement.bound, dict(zip(statement.names, tensors))
     padding = ",".join(sorted(statement.padding(variant)))
     learning = ",".join(name for name, tensor in named.items() if tensor.requires_grad)
     rounds = f"; rounds: {may_round_sums(bound.dtype)}" if statement.is_half else ""
-    settings = (
-        f"-1 in {padding}; gradients of {learning}; winners: {statement.wants_winners}{rounds}; of {' or '.join(ways)}"
-    )
+    winners = f"winners: {statement.wants_winners}{rounds}; by {', '.join(Way._fields)}"
+    settings = f"-1 in {padding}; gradients of {learning}; {winners}"
     return choice_key(
         f"program of {bound.statement}", named, bucketed_lengths(bound), settings, False, torch.__version__
     )

@@ -175,9 +175,13 @@ class PreparedStatement:
         """
         return programs_for(self.bound, self.padding(variant), self.wants_winners, by_torch)
 
-    def graph(self, variant: Any, sums_in_half: bool = False, way: Way = USUAL) -> Runner:
+    def program(self, variant: Any, sums_in_half: bool = False, way: Way = USUAL) -> Program:
         """Return the statement's meaning in plain torch; half precision is made float32 first unless `sums_in_half`."""
-        return self.running(program_for(self.bound, self.padding(variant), self.wants_winners, sums_in_half, way))
+        return program_for(self.bound, self.padding(variant), self.wants_winners, sums_in_half, way)
+
+    def graph(self, variant: Any, sums_in_half: bool = False, way: Way = USUAL) -> Runner:
+        """Return the runner of `program`."""
+        return self.running(self.program(variant, sums_in_half, way))
 
     def running(self, program: Program) -> Runner:
         """Return the runner of one of the statement's programs."""

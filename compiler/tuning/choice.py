@@ -12,7 +12,8 @@ from .tuning_cache import Entry, Key, current_cache
 
 __all__ = ["fastest", "pays"]
 
-CALLS = 4096  # keys of which it is counted how many calls had them
+UNTIMED_CALLS = 4  # of one kind, before ways are timed: about as many as a call has ways
+KEYS = 4096  # of which it is counted how many calls had them
 
 
 class _Thread(threading.local):
@@ -20,7 +21,7 @@ class _Thread(threading.local):
     has_put_off = False  # one of them
 
 
-_thread, _calls = _Thread(), LRUCache[int](CALLS)
+_thread, _calls = _Thread(), LRUCache[int](KEYS)
 
 Others = Callable[[str, Mapping[str, float]], Sequence[str]]  # names to be timed next, by the best one and all times
 
@@ -95,15 +96,15 @@ def fastest(
     return best
 
 
-def pays(key: Key, calls: int) -> bool:
-    """Return whether a choice among so many calls is remembered, or may be timed by now.
+def pays(key: Key) -> bool:
+    """Return whether a choice is remembered, or may be timed by now.
 
     Any call may be the last one of its kind. So time is spent on timing when calls with this key have taken about as
-    much: their number is counted here. In a call that is itself timed a choice is put off only until the call has
-    proved to be fast enough without.
+    much: they are counted here. In a call that is itself timed a choice is put off only until the call has proved to be
+    fast enough without.
     """
     _calls[key] = count = (_calls.get(key) or 0) + 1
-    is_due = count > calls if _thread.is_at_once is None else _thread.is_at_once
+    is_due = count > UNTIMED_CALLS if _thread.is_at_once is None else _thread.is_at_once
     is_due = is_due or current_cache().get(key) is not None
     _thread.has_put_off = _thread.has_put_off or not is_due
     return is_due

@@ -85,46 +85,36 @@ def program_for(
     they are gathered, whether groups are contracted one by one and matrices are small, and the type of winners'
     positions. The key holds these.
     """
-    return _program(bound, padded, wants_winners, _common_key(bound, padded, wants_winners, sums_in_half), way)
-
-
-def _program(bound: Bound, padded: frozenset[str], wants_winners: bool, common: _CommonKey, way: Way) -> Program:
-    """Return `program_for` a bound statement by the part of its key that all ways have in common."""
-    key = common, way
+    stays_half = _stays_half(bound)
+    key = _program_key(bound, padded, wants_winners, sums_in_half, way)
     program = _programs.get(key)
     if program is None:
-        half = bound.dtype if common.sums_in_half or way.in_half else None
-        lowering = Grouped(bound, padded, True, half, way)
+        lowering = Grouped(bound, padded, True, bound.dtype if sums_in_half or way.in_half else None, way)
         graph = lowering.finished_graph(wants_winners)
         graph.eliminate_dead_code()
         overwrite(lowering.entry_products)
         called = [node.target for node in graph.nodes if node.op == "call_function"]
         is_torch = not any(str(getattr(target, "__module__", "")).startswith(ROOM) for target in called)
-        choices = frozenset({*lowering.choices, *(["in_half"] if common.stays_half else [])})
+        choices = frozenset({*lowering.choices, *(["in_half"] if stays_half else [])})
         lengths = lowering.length_arguments
         program = _programs[key] = Program(way, compiled(graph), lengths, str(graph), is_torch, choices)
     return program
 
 
-class _CommonKey(NamedTuple):
-    """What the programs of a bound statement depend on, whatever way they take."""
-
-    statement: str
-    sums_in_half: bool
-    stays_half: bool
-    rest: tuple[object, ...]
-
-
-def _common_key(bound: Bound, padded: frozenset[str], wants_winners: bool, sums_in_half: bool) -> _CommonKey:
+def _program_key(
+    bound: Bound, padded: frozenset[str], wants_winners: bool, sums_in_half: bool, way: Way
+) -> tuple[object, ...]:
     winner_dtype = bound.winner_dtype if wants_winners else None
     groups = index_of_groups(bound), index_of_groups(bound, is_timed=True)
     orders = path_of(bound), orders_of(bound), short_names(bound)
     first = multiplied_first(bound)
     sizes = bound.is_empty, winner_dtype, large_gathers(bound), first and first.factors, *orders, *groups
-    kinds = *bound.dtypes.items(), bound.dtype, bound.device, bound.is_seeded
-    is_cpu_sum = bound.device.type == "cpu" and bool(bound.statement.reduced)
-    rest = padded, wants_winners, *kinds, *sizes
-    return _CommonKey(str(bound.statement), sums_in_half, is_cpu_sum and may_stay_half(bound), rest)
+    kinds = *bound.dtypes.items(), bound.dtype, bound.device, bound.is_seeded, sums_in_half, way, _stays_half(bound)
+    return (str(bound.statement), padded, wants_winners, *kinds, *sizes)
+
+
+def _stays_half(bound: Bound) -> bool:
+    return bound.device.type == "cpu" and bool(bound.statement.reduced) and may_stay_half(bound)
 
 
 def joint_program_for(parts: Sequence[Part]) -> JointProgram:
@@ -132,7 +122,7 @@ def joint_program_for(parts: Sequence[Part]) -> JointProgram:
 
     What they read or make alike is read or made once; each result has memory of its own.
     """
-    key = tuple([(_common_key(bound, padded, False, False), way, operands) for bound, padded, way, operands in parts])
+    key = tuple([(_program_key(bound, padded, False, False, way), operands) for bound, padded, way, operands in parts])
     program = _joint_programs.get(key)
     if program is None:
         program = _joint_programs[key] = _joined(parts)
@@ -183,8 +173,7 @@ def programs_for(
 
     If `by_torch`, they are of torch's own operations, which torch can differentiate.
     """
-    common = _common_key(bound, padded, wants_winners, False)
-    program_by = lambda way: _program(bound, padded, wants_winners, common, way)
+    program_by = lambda way: program_for(bound, padded, wants_winners, way=way)
     programs = {"as a rule": program_by(USUAL._replace(by_rows=not by_torch))}
     for name, program in (found := list(programs.items())):
         for choice in sorted(program.choices - ({"by_rows"} if by_torch else set())):

@@ -50,8 +50,8 @@ from ..tuning import (
     fastest,
     floor_milliseconds,
     host_milliseconds,
+    is_put_off,
     may_be_timed,
-    pays,
     tuning_mode,
 )
 from .aligned import AlignedRunner, aligned_of
@@ -188,8 +188,8 @@ def fastest_program(statement: PreparedStatement, variant: Any, tensors: list[Te
 def fastest_way(statement: PreparedStatement, variant: Any, tensors: list[Tensor]) -> Way:
     """Return the way in which torch's operations take the least for a statement that no kernel runs.
 
-    That is the likeliest way until calls have come so often that timing them pays. What torch differentiates is of its
-    own operations alone.
+    That is the likeliest way in a call that is timed itself, until it has proved to be worth more. What torch
+    differentiates is of its own operations alone.
     """
     learns, recording = wants_gradient(tensors), active()
     way = statement.ways_taken.get((variant, learns))
@@ -203,7 +203,7 @@ def fastest_way(statement: PreparedStatement, variant: Any, tensors: list[Tensor
 
 
 def _settled_way(statement: PreparedStatement, variant: Any, tensors: list[Tensor], learns: bool) -> Way | None:
-    """Return the fastest way, None if timing all does not pay yet.
+    """Return the fastest way, None if the choice is put off.
 
     Where nothing may be timed, or results must not depend on it, that is the likeliest way.
     """
@@ -217,7 +217,7 @@ def _settled_way(statement: PreparedStatement, variant: Any, tensors: list[Tenso
         return usual  # there is no other
     operands = [tensor.detach().requires_grad_() if learns and tensor.requires_grad else tensor for tensor in tensors]
     key = _program_key(statement, variant, operands)
-    if not pays(key):
+    if is_put_off(key):
         return None
     programs = statement.programs(variant, learns)
     names = list(programs)

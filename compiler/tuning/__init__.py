@@ -22,7 +22,7 @@ A file imports only from those above it.
 """
 
 from .autotune import Timing, cached_launcher, choose, host_milliseconds, recall, refusals, tune
-from .choice import fastest, pays
+from .choice import fastest, is_put_off
 from .cost import NEAR, floor_milliseconds
 from .joint import JointProblem, joint_problem
 from .problem import (
@@ -65,11 +65,11 @@ __all__ = [
     "generator_version",
     "host_milliseconds",
     "import_tuned",
+    "is_put_off",
     "is_uneven",
     "joint_problem",
     "may_be_timed",
     "next_batch",
-    "pays",
     "recall",
     "refusals",
     "tune",

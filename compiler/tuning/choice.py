@@ -6,22 +6,18 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from ...lru_cache import LRUCache
 from .clock import ALIKE, HOPELESS, device_milliseconds, is_out_of_memory, waited_milliseconds
 from .tuning_cache import Entry, Key, current_cache
 
-__all__ = ["fastest", "pays"]
-
-UNTIMED_CALLS = 4  # of one kind, before ways are timed: about as many as a call has ways
-KEYS = 4096  # of which it is counted how many calls had them
+__all__ = ["fastest", "is_put_off"]
 
 
 class _Thread(threading.local):
-    is_at_once: bool | None = None  # whether choices in a call that is timed are made at once, or put off
+    puts_off = False  # choices within a call that is timed itself
     has_put_off = False  # one of them
 
 
-_thread, _calls = _Thread(), LRUCache[int](KEYS)
+_thread = _Thread()
 
 Others = Callable[[str, Mapping[str, float]], Sequence[str]]  # names to be timed next, by the best one and all times
 
@@ -72,12 +68,13 @@ def fastest(
                     continue
                 call, hosts[name] = started
                 limit = HOPELESS * min(times.values(), default=float("inf"))
-                for is_at_once in (False, True):
-                    with _choices_inside(is_at_once):
+                for puts_off in (True, False):
+                    with _choices_within(puts_off):
                         call()  # compiles and tunes
                         with tuning_cache.lock(key):
                             times[name] = milliseconds(call, limit)  # a graph needs memory of its own
-                    if not _thread.has_put_off or times[name] > limit:
+                        has_put_off = _thread.has_put_off
+                    if not has_put_off or times[name] > limit:
                         break
                 if max(times[name], hosts[name]) <= enough:
                     break
@@ -96,25 +93,19 @@ def fastest(
     return best
 
 
-def pays(key: Key) -> bool:
-    """Return whether a choice is remembered, or may be timed by now.
-
-    Any call may be the last one of its kind. So time is spent on timing when calls with this key have taken about as
-    much: they are counted here. In a call that is itself timed a choice is put off only until the call has proved to be
-    fast enough without.
-    """
-    _calls[key] = count = (_calls.get(key) or 0) + 1
-    is_due = count > UNTIMED_CALLS if _thread.is_at_once is None else _thread.is_at_once
-    is_due = is_due or current_cache().get(key) is not None
-    _thread.has_put_off = _thread.has_put_off or not is_due
-    return is_due
+def is_put_off(key: Key) -> bool:
+    """Return whether a choice is to be made later: in a call that is timed, once that is fast enough without."""
+    is_late = _thread.puts_off and current_cache().get(key) is None
+    _thread.has_put_off = _thread.has_put_off or is_late
+    return is_late
 
 
 @contextmanager
-def _choices_inside(is_at_once: bool) -> Iterator[None]:
-    """Time choices inside the context at once, or put them off."""
-    before, _thread.is_at_once, _thread.has_put_off = _thread.is_at_once, is_at_once, False
+def _choices_within(puts_off: bool) -> Iterator[None]:
+    """Put choices off inside of the context, or make them at once."""
+    before = _thread.puts_off, _thread.has_put_off
+    _thread.puts_off, _thread.has_put_off = puts_off, False
     try:
         yield
     finally:
-        _thread.is_at_once = before
+        _thread.puts_off, _thread.has_put_off = before

@@ -178,26 +178,19 @@ def test_a_long_call_on_a_cpu_is_timed_once_and_a_short_one_a_few_times(monkeypa
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_choice_pays_after_a_few_calls_or_if_it_is_remembered():
-    key = key_of("a")
-    choice._calls.clear()
-    assert [choice.pays(key) for _ in range(6)] == [False, False, False, False, True, True]
-    assert not choice.pays(key_of("b"))
-    contest({"a": 1.0}, "a", statement="c")
-    assert choice.pays(key_of("c"))
-
-
-@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(("ms", "is_chosen", "winner"), [(2.0, True, "b"), (4.0, False, "a")])
 def test_a_call_with_a_choice_of_its_own_makes_it_if_it_is_not_hopeless_without(monkeypatch, ms, is_chosen, winner):
-    choice._calls.clear()
     inner = []
 
     def call():
-        inner.append(choice.pays(key_of("inner")))
+        inner.append(not choice.is_put_off(key_of("inner")))
         return 0.5 if inner[-1] else ms
 
     start = lambda name: (call if name == "b" else lambda: 1.0, 0.0)
     monkeypatch.setattr(choice, "waited_milliseconds", lambda call, hopeless: call())
     assert choice.fastest(key_of("outer"), {"a", "b"}, ["a", "b"], start, is_waited_for=True) == winner
     assert inner == [False, False, *[True, True] * is_chosen]
+    contest({"a": 1.0}, "a", statement="inner")
+    inner.clear()
+    choice.fastest(key_of("another"), {"a", "b"}, ["a", "b"], start, is_waited_for=True)
+    assert inner == [True, True]  # it is remembered

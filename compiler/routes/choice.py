@@ -29,10 +29,10 @@ from torch import Tensor
 
 from ...formats.facts import Fact
 from ...formats.torch_state import (
-    has_saving_hooks,
     is_deterministic,
     is_watched,
     may_round_sums,
+    unseen_saving,
     uses_tensor_cores,
     wants_gradient,
 )
@@ -68,6 +68,7 @@ __all__ = [
     "fastest_program",
     "fastest_route",
     "fastest_way",
+    "grad_like",
 ]
 
 KERNEL, STATEMENTS, TORCH = "one kernel", "several statements", "torch operations"
@@ -188,8 +189,7 @@ def fastest_way(statement: PreparedStatement, variant: Any, tensors: list[Tensor
     is of its own operations alone.
     """
     bound, learns = statement.bound, wants_gradient(tensors)
-    is_counted = learns and has_saving_hooks()  # whoever counts what is saved sees the same in each call
-    is_fixed = tuning_mode() == "off" or is_deterministic() or is_watched() or is_counted
+    is_fixed = tuning_mode() == "off" or is_deterministic() or is_watched()
     may_choose = bound.device.type == "cpu" and not bound.is_empty and not is_fixed
     ways = statement.ways(variant) if may_choose else {str(USUAL): USUAL}
     if learns:
@@ -210,7 +210,7 @@ def fastest_way(statement: PreparedStatement, variant: Any, tensors: list[Tensor
         call = (lambda: torch.autograd.grad(value(), wanted, upstream)) if learns else value
         return call, float(list(runners).index(name))
 
-    with paused(), torch.set_grad_enabled(learns):  # none of it is a part of the call
+    with paused(), unseen_saving(), torch.set_grad_enabled(learns):  # none of it is a part of the call
         names = list(runners)
         key = _program_key(statement, variant, operands, names)
         return ways[fastest(key, names, names, start, is_waited_for=True)]

@@ -68,6 +68,7 @@ __all__ = [
     "transforms",
     "uncompiled",
     "undifferentiated",
+    "unseen_saving",
     "untransformed",
     "uses_tensor_cores",
     "wants_gradient",
@@ -206,6 +207,12 @@ _saving_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", 
 def has_saving_hooks() -> bool:
     """Return whether someone is told of what is saved for gradients, as checkpoints and offloading are."""
     return _saving_hooks(False) is not None
+
+
+def unseen_saving() -> AbstractContextManager[object]:
+    """Return a context in which nobody is told of what is saved for gradients, as of calls that are only timed."""
+    same = lambda tensor: tensor
+    return torch.autograd.graph.saved_tensors_hooks(same, same) if has_saving_hooks() else nullcontext()
 
 
 def is_watched() -> bool:

@@ -10,6 +10,7 @@ from zlib import crc32
 import pytest
 from process_caches import forget
 
+from insum_ops.compiler.autograd import torch_gradients
 from insum_ops.compiler.routes import choice
 from insum_ops.compiler.tuning import Key
 
@@ -66,6 +67,6 @@ def pretended_clock(*modules: ModuleType) -> Iterator[Contests]:
 
 @contextmanager
 def drawn_programs() -> Iterator[Contests]:
-    """A CPU's programs are drawn."""
-    with pretended_clock(choice) as contests:
+    """A CPU's programs are drawn, and who makes gradients."""
+    with pretended_clock(choice, torch_gradients) as contests:
         yield contests

@@ -27,7 +27,7 @@ from ...formats.torch_state import (
     uses_tensor_cores,
 )
 from ..binding import SparseFormat, check_pattern, is_sparse, pattern_of
-from ..runtime import PLAIN_CALLS, CacheOwner, keep_learning, owned, planned
+from ..runtime import PLAIN_CALLS, CacheOwner, keep_learning, owned, planned, replayed
 from .direct_apply import direct_apply
 from .gradients import all_gradients, gradients_of, is_sum, joint_gradients, remember_winners, winner_places
 from .in_steps import gradients_in_steps, may_have_steps, steps_for, value_in_steps
@@ -35,7 +35,7 @@ from .operators import call as call_plain
 from .operators import differentiate, run_plain, run_plain_with_winners
 from .planned_backward import Plans, format_key, planned_backward
 from .run_gradients import traced_gradients
-from .torch_gradients import by_torch
+from .torch_gradients import BY_TORCH, by_torch, evaluated_for_torch, is_faster_by_torch
 
 __all__ = ["differentiable"]
 
@@ -78,6 +78,9 @@ def differentiable(
     if plan is not None:
         if by_torch(expr, operands, size):  # torch records the gradients of what it runs
             return planned(*plan, "learns")  # type: ignore[no-any-return]
+        # what is timed has plans of its own, which no later call comes to
+        if is_faster_by_torch(expr, operands, size, lambda way: _way(call, plan, way, ("timed", way, plan[1]))):
+            return _way(call, plan, BY_TORCH, plan[1])(plan[3])
         return _learned(call, operands, *plan)
     is_watching = is_compiling() or modes()
     if is_watching and (
@@ -94,6 +97,21 @@ def differentiable(
             return _SparseSum.apply((call, None), form.values, *dense.values())  # type: ignore[no-any-return]
     function = _Sum if is_sum(expr) else _Extremum
     return function.apply((call, None), *operands.values())  # type: ignore[no-any-return]
+
+
+def _way(call: _Call, plan: PlanArguments, way: str, key: object) -> Callable[[Sequence[Tensor]], Tensor]:
+    """Return what evaluates a sum over tensors like those of a call, with its gradients recorded in one of two ways."""
+    cache, _, cold, _, numbers, varies, _ = plan
+    if way == BY_TORCH:
+        run = lambda *tensors: evaluated_for_torch(call.expr, ",".join(call.names), call.size, tensors)
+        return lambda tensors: planned(cache, key, run, tensors, numbers, varies, (), "learns")
+
+    def as_statements(tensors: Sequence[Tensor]) -> Tensor:
+        operands = dict(zip(call.names, tensors))
+        value: Tensor | None = replayed(cache, key, tensors, numbers, (operands, cache))
+        return _learned(call, operands, cache, key, cold, tensors, numbers, varies, ()) if value is None else value
+
+    return as_statements
 
 
 def _learned(

@@ -77,6 +77,8 @@ class Extremes(Gathers):
     def filled(self, value: float | fx.Node, dtype: torch.dtype, size: Sequence[Length] | None = None) -> fx.Node:
         """Return a tensor of one value; its size is by default the output's."""
         size = self.size if size is None else tuple(size)
+        if not isinstance(value, fx.Node) and value == 0:
+            return self.call(torch.zeros, size, dtype=dtype, device=self.bound.device)  # which takes less to fill
         return self.call(torch.full, size, value, dtype=dtype, device=self.bound.device)
 
     # products
@@ -116,7 +118,7 @@ class Extremes(Gathers):
     def places(self, order: tuple[str, ...]) -> Value:
         """Return the position of each product over the reduced names; 0 along a name that it does not depend on."""
         axes = tuple(name for name in order if name in self.bound.statement.reduced)
-        total = self.filled(0, self.bound.winner_dtype, (1,) * len(axes))
+        total: fx.Node | None = None
         stride: Length = 1
         for name in reversed(self.bound.statement.reduced):
             if name in axes:
@@ -124,9 +126,10 @@ class Extremes(Gathers):
                 steps = self.call(
                     torch.arange, 0, stop, stride, dtype=self.bound.winner_dtype, device=self.bound.device
                 )
-                total = self.call(torch.add, total, self.expand_to(Value(steps, (name,)), axes))
+                along = self.expand_to(Value(steps, (name,)), axes)
+                total = along if total is None else self.call(torch.add, total, along)
             stride = self.times(self.lengths[name], stride)
-        return Value(total, axes)
+        return Value(self.filled(0, self.bound.winner_dtype, ()) if total is None else total, axes)
 
     def best_inside(self, products: Competing) -> Competing:
         """Return the best of the products over the names that only the right side has."""

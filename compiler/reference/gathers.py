@@ -307,7 +307,9 @@ class Gathers:
     def times(self, left: Length, right: Length) -> Length:
         if isinstance(left, int) and isinstance(right, int):
             return left * right
-        return self.call(operator.mul, left, right) if left != 1 else right
+        if left == 1 or right == 1:
+            return right if left == 1 else left
+        return self.call(operator.mul, left, right)
 
     def masks(self, access: Access) -> dict[Access, Value]:
         """Return, for each index inside `access` that may hold -1, where it has an entry."""

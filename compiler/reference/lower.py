@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial, reduce
 
 import torch
@@ -87,7 +88,11 @@ class Lowering(Extremes):
         if bag is not None:
             return self.scaled(bag)
         hiding, accesses = self.hiding(), self.bound.statement.accesses
-        return self.spread_out([self.prepare(self.gather(access), hiding) for access in accesses])
+        operands = [self.prepare(self.gather(access), hiding) for access in accesses]
+        product = self.spread_out(operands)
+        if not operands:
+            return product
+        return replace(product, without=frozenset.intersection(*[operand.without for operand in operands]))
 
     def hiding(self) -> list[list[Value]]:
         """Return where index tensors have an entry, those together that share an index name."""
@@ -163,16 +168,17 @@ class Lowering(Extremes):
 
         It is never multiplied by zero instead, since 0 * NaN is NaN.
         """
-        node = factor.node
+        node, without = factor.node, factor.without
         for masks in groups:
             for mask in self.seen_from(factor, masks):
-                if mask.node in factor.without:
+                if mask.node in without:
                     continue
+                without |= {mask.node}
                 node = self.call(torch.where, self.expand_to(mask, factor.axes), node, 0)
         names = [access.name for access in self.bound.statement.accesses]
         if not factor.is_wide and any(self.bound.dtypes[name] != self.compute_dtype for name in names):
             node = self.call(torch.Tensor.to, node, self.compute_dtype)
-        return Value(node, factor.axes)
+        return Value(node, factor.axes, without)
 
     def seen_from(self, factor: Value, masks: list[Value]) -> list[Value]:
         """Return masks over the factor's own names: over a name that it lacks, whether any value has an entry."""
@@ -286,9 +292,11 @@ class Lowering(Extremes):
         return self.call(torch.Tensor.index_add_, start, dim, positions, source)
 
     def hide(self, result: Value, masks: dict[Access, Value]) -> fx.Node:
-        """Return the result with zeros where a mask has no entry."""
+        """Return the result with zeros where a mask has no entry, unless all of its factors have them there."""
         node = result.node
         for mask in masks.values():
+            if mask.node in result.without:
+                continue
             node = self.call(torch.where, self.expand_to(mask, result.axes), node, 0)
         return node
 

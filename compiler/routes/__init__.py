@@ -21,6 +21,7 @@ from .choice import (
     chosen_route,
     fastest_program,
     fastest_route,
+    grad_like,
 )
 from .exported import plan_for, run_exported
 from .grouped import groupings_of
@@ -45,6 +46,7 @@ __all__ = [
     "evaluated",
     "fastest_program",
     "fastest_route",
+    "grad_like",
     "groupings_of",
     "has_kernels",
     "may_be_kept",

@@ -30,10 +30,10 @@ from torch import Tensor
 
 from ...formats.facts import Fact
 from ...formats.torch_state import (
-    has_saving_hooks,
     is_deterministic,
     is_watched,
     may_round_sums,
+    unseen_saving,
     uses_tensor_cores,
     wants_gradient,
 )
@@ -70,6 +70,7 @@ __all__ = [
     "fastest_program",
     "fastest_route",
     "fastest_way",
+    "grad_like",
 ]
 
 KERNEL, STATEMENTS, TORCH = "one kernel", "several statements", "torch operations"
@@ -208,8 +209,7 @@ def _settled_way(statement: PreparedStatement, variant: Any, tensors: list[Tenso
     Where nothing may be timed, or results must not depend on it, that is the likeliest way.
     """
     bound = statement.bound
-    is_counted = learns and has_saving_hooks()  # whoever counts what is saved sees the same in each call
-    is_fixed = tuning_mode() == "off" or is_deterministic() or is_watched() or is_counted
+    is_fixed = tuning_mode() == "off" or is_deterministic() or is_watched()
     usual = USUAL._replace(by_rows=not learns)
     if bound.device.type != "cpu" or bound.is_empty or is_fixed:
         return usual
@@ -235,7 +235,7 @@ def _settled_way(statement: PreparedStatement, variant: Any, tensors: list[Tenso
         near = [programs[name].way for name, ms in times.items() if ms <= NEAR_BEST * times[best]]
         return [name for name in names if any(sum(map(ne, programs[name].way, way)) == 1 for way in near)]
 
-    with paused(), torch.set_grad_enabled(learns):  # none of it is a part of the call
+    with paused(), unseen_saving(), torch.set_grad_enabled(learns):  # none of it is a part of the call
         first = [names[0], *varied(names[0], {names[0]: 0.0})]
         way = fastest(key, names, first, start, is_waited_for=True, others=varied)
         return programs[way].way

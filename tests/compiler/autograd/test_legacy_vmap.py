@@ -150,7 +150,7 @@ def test_a_batch_of_batches():
     each = torch.eye(8, **DOUBLE).view(8, 4, 2)
     (first,) = torch.autograd.grad(z, A, each, is_grads_batched=True, create_graph=True)
     ups = drawn(5, *first.shape)
-    (found,) = torch.autograd.grad(first, A, ups, is_grads_batched=True)
+    (found,) = torch.autograd.grad(first, A, ups, is_grads_batched=True, retain_graph=True)
     alone = [
         torch.autograd.grad(
             torch.stack([torch.autograd.grad(z, A, one, create_graph=True)[0] for one in each]),
@@ -179,8 +179,8 @@ def test_a_batch_that_another_thread_works_on():
     assert_matches(found, torch.stack([torch.autograd.grad(result, A, up, retain_graph=True)[0] for up in ups]))
 
 
-@pytest.mark.every_program
 def test_batches_inside_batches_are_refused():
+    """Of gradients that are statements."""
     call, given = CASES["plain"]()
     A, B = (tensor.requires_grad_() for tensor in given)
     result = call(A, B)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tolerances import TOLERANCE
-from torch import Tensor
+from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from insum_ops import insum
@@ -15,6 +15,7 @@ from insum_ops.compiler import JointCall, run_several
 from insum_ops.compiler.binding.bind import bind
 from insum_ops.compiler.language.parse import parse
 from insum_ops.compiler.reference import groups
+from insum_ops.compiler.reference.code import compiled
 from insum_ops.compiler.reference.faster import Way
 from insum_ops.compiler.reference.lower import lower, placeholders
 from insum_ops.compiler.reference.program import Part, joint_program_for, program_for, programs_for
@@ -616,3 +617,38 @@ def test_what_is_scattered_competes_with_infinite_products_too(low: int, reducti
         torch.testing.assert_close(result, expected, equal_nan=True, rtol=0, atol=0)
         (found,) = torch.autograd.grad(result, values, torch.ones_like(result))
         torch.testing.assert_close(found, gradient, rtol=0, atol=0)
+
+
+def test_what_a_negative_position_hides_is_hidden_once_and_a_factor_beside_it_too() -> None:
+    class Wheres(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.count += function.overloadpacket is torch.ops.aten.where
+            return function(*args, **(kwargs or {}))
+
+    P = torch.tensor([[0, -1], [2, 0], [-1, 2]])
+    X, V = torch.arange(6.0, dtype=torch.float64).reshape(3, 2), torch.tensor([1.0, torch.nan, 2], dtype=torch.float64)
+    for text, most in (("Y[P[i,c],c] += X[i,c]", 1), ("Y[P[i,c],c] += X[i,c] * V[i]", 3)):
+        tensors = {"P": P, "X": X, **({"V": V} if "V" in text else {})}
+        tensors["P"] = P if "V" not in text else torch.tensor([[0, -1], [-1, -1], [-1, 2]])
+        bound = bind(parse(text), tensors, (3, 2))
+        program = program_for(bound, frozenset({"P"}))
+        with Wheres() as wheres:
+            result = program.function(*[tensors[name] for name in placeholders(bound)], *program.lengths_in(bound))
+        expected = torch.zeros(3, 2, dtype=torch.float64)
+        for row in range(3):
+            for column in range(2):
+                if (place := int(tensors["P"][row, column])) >= 0:
+                    expected[place, column] += X[row, column] * (V[row] if "V" in text else 1)
+        torch.testing.assert_close(result, expected, rtol=0, atol=0)
+        assert wheres.count <= most
+
+
+@pytest.mark.parametrize("device", [torch.device("cpu"), torch.device("meta"), torch.device("meta", 0)], ids=str)
+def test_a_program_has_memory_where_its_graph_says(device: torch.device) -> None:
+    graph = fx.Graph()
+    graph.output(graph.call_function(torch.zeros, ((2,),), {"device": device}))
+    made = compiled(graph)()
+    assert made.device == torch.zeros(2, device=device).device
+    assert made.shape == (2,)

@@ -186,15 +186,16 @@ def test_a_call_reads_each_index_tensor_once(reads: list[Tensor]) -> None:
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """The tensors that the host waited for, in order."""
+    """The tensors that the host waited for, in order, if tensors of a CPU are read as those of a GPU are."""
     found: list[Tensor] = []
     tolist = Tensor.tolist
 
-    def read(tensor: Tensor) -> Any:
-        found.append(tensor)
-        return tolist(tensor)
+    def read(indices: Sequence[Tensor], asked: Sequence[bool]) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Tensor, "tolist", lambda tensor: (found.append(tensor), tolist(tensor))[1])
+            return ranges._read_together(indices, asked)
 
-    monkeypatch.setattr(Tensor, "tolist", read)
+    monkeypatch.setattr(ranges, "_read_on_cpu", read)
     return found
 
 

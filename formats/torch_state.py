@@ -35,6 +35,7 @@ __all__ = [
     "has_saving_hooks",
     "is_autocast_enabled",
     "is_batched",
+    "is_batched_by_dynamo",
     "is_captured",
     "is_capturing",
     "is_compiling",
@@ -84,7 +85,6 @@ UNSAFE_IN_GRAPHS = tuple([tag for tag in [getattr(torch.Tag, "cudagraph_unsafe",
 is_grad_enabled = torch.is_grad_enabled
 set_grad_enabled = torch._C._set_grad_enabled  # no context, which costs ten times as much
 is_inference_mode = torch.is_inference_mode_enabled
-is_autocast_enabled = torch.is_autocast_enabled  # on a kind of device
 autocast_dtype = torch.get_autocast_dtype
 default_dtype = torch.get_default_dtype
 is_deterministic = torch.are_deterministic_algorithms_enabled  # not what it calls itself, which a tracer can't ask
@@ -126,6 +126,11 @@ def asked_once(function: Function) -> Function:
     """
     setattr(function, "_dynamo_marked_constant", True)  # noqa: B010 - no such attribute to a type checker
     return function
+
+
+def is_autocast_enabled(kind: str) -> bool:
+    """Return whether autocast is active on a kind of device; it casts nothing on "meta", of which torch can't tell."""
+    return kind != "meta" and torch.is_autocast_enabled(kind)
 
 
 def is_compiling() -> bool:
@@ -257,6 +262,11 @@ def transform_kinds() -> str:
     if forward_ad._current_level >= 0 and "Jvp" not in kinds:
         kinds.append("Jvp")
     return " of ".join(kinds)
+
+
+def is_batched_by_dynamo() -> bool:
+    """Return whether Dynamo reads a call inside of vmap alone: nothing is differentiated before the batch is made."""
+    return torch.compiler.is_dynamo_compiling() and {*transform_kinds().split(" of ")} == {"Vmap"}
 
 
 @asked_once  # and by what its autocast was

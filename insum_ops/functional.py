@@ -30,6 +30,7 @@ from .compiler import (
 from .formats.errors import FormatError
 from .formats.facts import Fact
 from .formats.torch_state import is_compiling, is_free, refuse_script_tracer, wants_gradient
+from .not_scripted import not_scripted
 
 __all__ = ["Insum", "dtensor_without_rules", "explain", "insum", "insum_pinned", "on_refusal", "tune"]
 
@@ -38,6 +39,7 @@ LARGEST = 2**63  # no dimension is that long
 on_refusal: list[Callable[[InsumError | FormatError, Mapping[str, Any]], None]] = []  # called with what is raised
 
 
+@not_scripted
 def insum(expr: str, /, *unnamed: NoReturn, size: Sequence[int] | None = None, **tensors: Any) -> Tensor:
     """`C[AM[p],n] += AV[p,q] * B[AK[p,q],n]`: evaluate an indirect Einsum.
 

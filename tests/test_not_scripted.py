@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from insum_ops import insum, spmm
+from insum_ops import insum, sddmm, sparse_conv3d, spmm, tensor_product
 from insum_ops.formats import GroupCOO
 from insum_ops.nn import BlockSparseLinear, FullyConnectedTensorProduct, SpMM, SubMConv3d
 
@@ -36,6 +36,22 @@ def layers():
 def test_scripts(layer, within):
     with pytest.raises(TypeError) as error:
         torch.jit.script(within(layer))
+    assert str(error.value) == WORDS
+
+
+def attention(scores: Tensor, rows: Tensor) -> Tensor:
+    return insum("Y[i] += scores[rows[i]]", scores=scores, rows=rows)
+
+
+class Attention(nn.Module):
+    def forward(self, scores: Tensor, rows: Tensor) -> Tensor:
+        return attention(scores, rows)
+
+
+@pytest.mark.parametrize("call", [insum, spmm, sddmm, sparse_conv3d, tensor_product, attention, Attention()])
+def test_scripts_of_functions(call):
+    with pytest.raises(TypeError) as error:
+        torch.jit.script(call)
     assert str(error.value) == WORDS
 
 

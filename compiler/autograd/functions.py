@@ -15,6 +15,7 @@ from torch import Tensor
 from ...formats.facts import Fact
 from ...formats.torch_state import (
     PLAIN,
+    is_batched_by_dynamo,
     is_compiling,
     is_exporting,
     is_free,
@@ -79,7 +80,9 @@ def differentiable(
             return planned(*plan, "learns")  # type: ignore[no-any-return]
         return _learned(call, operands, *plan)
     is_watching = is_compiling() or modes()
-    if is_watching and is_traced([each for each in operands.values() if isinstance(each, Tensor)]):
+    if is_watching and (
+        is_traced([each for each in operands.values() if isinstance(each, Tensor)]) or is_batched_by_dynamo()
+    ):
         # the operator that a tracer sees is differentiable itself
         return run_plain(expr, ",".join(names), shape, list(operands.values()), fact)
     if fact is None and is_free() and by_torch(expr, operands, size):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...identity_cache import ByIdentity
-from ..check import COORD_DTYPES, integer_sizes
+from ..check import COORD_DTYPES, check_has_numbers, integer_sizes
 from ..errors import FormatError
 from ..guard import ChangeGuard
 from ..torch_state import is_batched, is_compiling, undifferentiated
@@ -106,6 +106,7 @@ class VoxelGrid:
 
     def check_inside(self, indices: Tensor) -> None:
         """Raise FormatError if a voxel is outside the grid."""
+        check_has_numbers("indices", indices)
         sizes = indices.new_tensor([self.batch_size, *self.spatial_shape], dtype=torch.int64)
         is_outside = (indices < 0) | (indices >= sizes)
         if not bool(is_outside.any()):

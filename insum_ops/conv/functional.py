@@ -46,6 +46,7 @@ from ..formats.voxels.map_building import parts_of
 from ..formats.voxels.map_operators import from_parts
 from ..formats.voxels.map_parts import MapParts, described
 from ..functional import dtensor_without_rules, insum, on_refusal
+from ..not_scripted import not_scripted
 from . import forms as forms
 from .choice import Way, may_choose, way_of, way_of_sums
 from .operands import groups_by_tap, maps, neighbours, operands_of
@@ -55,6 +56,7 @@ from .weight_views import IN_GROUPS, ONE_BY_ONE, channel_kind, statement_weight
 __all__ = ["convolution_gradients", "convolve", "gradient_call", "planned_convolution", "sparse_conv3d"]
 
 
+@not_scripted
 def sparse_conv3d(
     features: Tensor, weight: Tensor, kernel_map: KernelMap, bias: Tensor | None = None, groups: int = 1
 ) -> Tensor:

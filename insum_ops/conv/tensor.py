@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 
 from ..compiler import OperandError, ShapeError
 from ..formats.guard import is_real
@@ -501,8 +502,11 @@ class SparseConvTensor(Moves, _Fields):
     @classmethod
     def __torch_function__(
         cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> NoReturn:
-        """Refuse functions and plain modules of torch, which take features."""
+    ) -> Any:
+        """Refuse functions and plain modules of torch, which take features; what calls a function may hand it on."""
+        if isinstance(function, HigherOrderOperator):  # as a checkpoint inside of torch.compile
+            with torch._C.DisableTorchFunctionSubclass():
+                return function(*args, **(kwargs or {}))
         raise TypeError(_not_a_tensor(f"torch's {function.__name__} does not take it"))
 
     def __add__(self, other: SparseConvTensor | Tensor) -> SparseConvTensor:

@@ -63,7 +63,7 @@ class Multilinear(Contractions):
         if copy is None:
             with outside_transforms():
                 forms = {name: form.to(device, dtype) for name, form in self.forms.items()}
-            copy = Multilinear(self.coefficients, self.texts, forms)
+            copy = Multilinear(self.coefficients, self.texts, forms, self.copies)
             if all([may_keep(form.values, *form.coords) for form in forms.values()]):
                 self.copies[device, dtype] = copy
         return copy

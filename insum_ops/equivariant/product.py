@@ -25,6 +25,7 @@ from ..compiler import (
 from ..formats import GroupCOO
 from ..formats.guard import may_keep
 from ..formats.torch_state import asked_once, is_autocast_enabled, is_dynamo, is_watched
+from ..not_scripted import not_scripted
 from .clebsch_gordan import Irreps, read_irreps
 from .decomposition import Decomposition, decompose, takes_one_hot
 from .paths import Instruction, IrrepNormalization, PathNormalization, fully_connected, normalised
@@ -37,6 +38,7 @@ Lead = tuple[int, ...]
 PRODUCTS = 256  # kept before starting afresh
 
 
+@not_scripted
 def tensor_product(
     x: Tensor,
     y: Tensor | GroupCOO,

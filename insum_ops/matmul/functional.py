@@ -53,6 +53,7 @@ from ..formats.torch_state import (
     wants_gradient,
 )
 from ..functional import insum
+from ..not_scripted import not_scripted
 from .edges import Edges, edges_of, traced_edges
 from .listed import Listed
 from .operands import as_format, trained_source
@@ -73,6 +74,7 @@ FORMATS = frozenset((COO, ELL, GroupCOO, BlockCOO, BlockGroupCOO))  # told apart
 TRAINED = ("spmm", "sum", True)  # marks the plans of products with a torch sparse tensor that is trained
 
 
+@not_scripted
 def spmm(A: Any, B: Tensor, reduce: Reduce = "sum", *others: NoReturn) -> Tensor:
     """C[m,n] += A[m,k] * B[k,n]: a sparse matrix times a dense one.
 
@@ -391,6 +393,7 @@ def _entry_counts(form: SparseFormat) -> Tensor:
 def sddmm(pattern: Format, X: Tensor, Y: Tensor) -> Format: ...
 @overload
 def sddmm(pattern: Tensor | tuple[Any, ...], X: Tensor, Y: Tensor) -> Tensor: ...
+@not_scripted
 def sddmm(pattern: Any, X: Tensor, Y: Tensor) -> Any:
     """V[m,k] = X[m,d] * Y[k,d], summed over d, only where the pattern has an entry: `X @ Y.T`, sampled.
 

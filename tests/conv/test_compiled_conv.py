@@ -12,6 +12,7 @@ from statements import DEVICE, IS_THOROUGH
 from tolerances import assert_matches
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from insum_ops import nn, sparse_conv3d
@@ -266,6 +267,12 @@ def test_a_transform_inside_a_compiled_function_is_followed():
     call = torch.compile(torch.func.grad(loss), fullgraph=is_whole, backend="aot_eager")
     (expected,) = torch.autograd.grad(expected_of(layer, x, x).square().sum(), x.features)
     assert_matches(call(x.features.detach()), expected)
+
+
+def test_a_checkpoint_inside_a_compiled_function_takes_a_sparse_tensor():
+    layer, x = submanifold(), cloud()
+    call, _ = compiled(lambda x: checkpoint(layer, x, use_reentrant=False))
+    assert_trains_alike(call(x).features, expected_of(layer, x, x), [x.features, *layer.parameters()])
 
 
 def test_autocast_is_followed():

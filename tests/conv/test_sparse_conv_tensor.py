@@ -312,6 +312,17 @@ def test_a_mistake_is_named(call, kind, message):
     assert str(caught.value) == message
 
 
+@pytest.mark.cpu
+@pytest.mark.parametrize("layer", [nn.SubMConv3d(4, 2, 3), nn.SparseConv3d(4, 2, 2), nn.SparseMaxPool3d(2)])
+def test_voxels_without_numbers_are_refused(layer):
+    x = nn.SparseConvTensor(torch.ones(2, 4, device="meta"), INDICES.to("meta"), SHAPE, 2)
+    with pytest.raises(FormatError) as caught:
+        layer.to("meta")(x)
+    assert str(caught.value) == (
+        "indices is on the meta device, where it lists no entries; give it memory and numbers first"
+    )
+
+
 @pytest.mark.parametrize("shape", [torch.tensor(SHAPE), numpy.array(SHAPE), (4.0, 5.0, 6.0)])
 def test_a_spatial_shape_may_be_any_whole_numbers(shape):
     assert nn.SparseConvTensor(torch.ones(2, 4), INDICES, shape, 2).spatial_shape == SHAPE

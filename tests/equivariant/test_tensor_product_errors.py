@@ -156,6 +156,8 @@ def test_wrong_kinds_of_inputs():
         ours(x.float(), y)
     with message(InsumError, "x is float32 but weight is float64; convert them to one dtype"):
         ours(x.float(), y.float())
+    with message(InsumError, "x is float32 but y is float64; convert them to one dtype"):
+        ours.to("meta")(x.float().to("meta"), y.to("meta"))
     with message(InsumError, "x is on cpu but y is on meta; move them to one device"):
         ours(x, y.to("meta"))
     text = (

@@ -184,12 +184,18 @@ def test_samples_are_taken_in_parts_where_their_matrices_would_fill_the_memory(h
 
 @pytest.mark.usefixtures("everywhere")
 @pytest.mark.skipif(IS_INTERPRETED, reason="the interpreter has no bfloat16 of its own")
-@pytest.mark.parametrize("name", ["pairs", "kinds", "kinds, seeded", "matrices"])
-def test_autocast(name):
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it traces an autograd.Function
+@pytest.mark.parametrize(
+    ("name", "is_compiled"),
+    [("pairs", False), ("kinds", False), ("kinds, seeded", False), ("matrices", False), ("one channel", True)],
+)
+def test_autocast(name, is_compiled):
+    torch._dynamo.reset()
     ours = product(name)
+    call = torch.compile(ours, fullgraph=True, backend="aot_eager") if is_compiled else ours
     tensors = operands(ours, 3)
     with torch.autocast(DEVICE, torch.bfloat16):
-        z = ours(*tensors)
+        z = call(*tensors)
     assert z.dtype == torch.bfloat16
     wide = [tensor.bfloat16().double() for tensor in doubles(tensors)]
     magnitude = dense_product(ours, *wide, is_magnitude=True)

@@ -13,6 +13,7 @@ from sparse_inputs import SPARSE_WARNINGS
 from statements import DEVICE
 from tolerances import assert_matches
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from insum_ops import sddmm, spmm
 from insum_ops.compiler import IndexRangeError
@@ -164,6 +165,19 @@ def test_deterministic_sums_are_over_sorted_entries() -> None:
         assert not is_listed(young)
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@kinds
+@pytest.mark.parametrize("before", range(YOUNG + 1))
+def test_a_checkpoint_saves_in_its_second_run_what_it_saved_in_its_first(kind: Callable[..., Any], before: int) -> None:
+    rows, columns, values = entries()
+    A, B = kind(rows, columns, values), torch.randn(K, N, dtype=torch.float64, device=DEVICE, requires_grad=True)
+    for _ in range(before):
+        spmm(A, B)
+    upstream = torch.randn(M, N, dtype=torch.float64, device=DEVICE)
+    found = torch.autograd.grad(checkpoint(spmm, A, B, use_reentrant=False), (values, B), upstream)
+    for one, other in zip(found, torch.autograd.grad(dense_of(rows, columns, values) @ B, (values, B), upstream)):
+        assert_matches(one, other)
 
 
 def test_a_layer_converts_at_once() -> None:

@@ -362,6 +362,25 @@ def loss_of_dense(A, B) -> Tensor:
 
 
 @pytest.mark.sampled
+@pytest.mark.parametrize("reduced", ["+= {}", "= max({})"])
+@pytest.mark.parametrize("depth", [1, 2])
+@COMPILED
+def test_a_compiled_batch_learns(depth, reduced):
+    torch._dynamo.reset()
+    index, X, W = torch.tensor([[0, 2], [1, 1]], device=DEVICE), random(*[2] * depth, 3, 4), random(3)
+    leaves = [X.requires_grad_(), W.requires_grad_()]
+    batched = lambda X: insum(f"Y[i,c] {reduced.format('X[I[i,k],c] * W[I[i,k]]')}", X=X, I=index, W=W)
+    for _ in range(depth):
+        batched = vmap(batched)
+    traced = torch.compile(batched, backend="aot_eager", fullgraph=IS_FOLLOWED)(X)
+    products = (X * W[:, None])[..., index, :]
+    expected = products.sum(-2) if "+=" in reduced else products.amax(-2)
+    torch.testing.assert_close(traced, expected)
+    for one, other in zip(*(torch.autograd.grad(y.square().sum(), leaves) for y in (traced, expected))):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.sampled
 @pytest.mark.parametrize("is_made", [False, True], ids=["given", "made inside"])
 @pytest.mark.parametrize(
     "transform",

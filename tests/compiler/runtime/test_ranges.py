@@ -256,11 +256,13 @@ def test_nothing_is_read_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPat
     assert remembered_range(index) == (-1, -1)  # unchecked, and perhaps -1
 
 
+@pytest.mark.parametrize("casts", [False, True])
 @pytest.mark.parametrize("expr", ["C[i,k] = A[AM[i],k]", "C[AM[i],k] += A[i,k]", "C[AM[i],k] = max(A[i,k])"])
-def test_what_has_no_values_tells_shapes(expr: str) -> None:
+def test_what_has_no_values_tells_shapes(expr: str, casts: bool) -> None:
     A, AM = torch.empty(3, 4, device="meta"), torch.empty(3, dtype=torch.int64, device="meta")
-    C = insum(expr, A=A, AM=AM, size=(3, 4))
-    assert (C.shape, C.device.type) == ((3, 4), "meta")
+    with torch.autocast("cpu", torch.bfloat16, enabled=casts):  # which casts nothing there
+        C = insum(expr, A=A, AM=AM, size=(3, 4))
+    assert (C.shape, C.device.type, C.dtype) == ((3, 4), "meta", torch.float32)
 
 
 def test_index_tensors_that_hold_a_negative_value_are_told() -> None:

@@ -99,9 +99,9 @@ def runner_of(statement: PreparedStatement, tensors: list[Tensor], fact: Fact | 
     """Return the runner of a prepared statement on these tensors; raise IndexRangeError if an index is out of range."""
     bound, variant = statement.bound, statement.variant(tensors)
     if bound.is_empty or not has_kernels(bound.device):
-        find = lambda: fastest_program(statement, variant, tensors)  # lower
-    else:  # one kernel; or several statements or torch operations, where those are faster
-        find = lambda: fastest_route(statement, variant, tensors, fact, run, _kernel, times)
+        return fastest_program(statement, variant, tensors)  # lower
+    # one kernel; or several statements or torch operations, where those are faster
+    find = lambda: fastest_route(statement, variant, tensors, fact, run, _kernel, times)
     return statement.runner((variant, wants_gradient(tensors)), find)
 
 

@@ -55,6 +55,7 @@ def pretended_clock(*modules: ModuleType) -> Iterator[Contests]:
     with pytest.MonkeyPatch.context() as patch:
         pretended = {"INTERPRETED": False, "tuning_mode": lambda: contests.mode}
         pretended["may_be_timed"] = lambda device: contests.mode != "off"
+        pretended["pays"] = lambda key: True
         for module in modules:
             patch.setattr(module, "fastest", contests)
             for name in pretended.keys() & vars(module).keys():

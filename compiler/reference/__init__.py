@@ -19,11 +19,12 @@ A file imports only from those above it.
 from .demands import numbers_held, sums_in_float32, sums_in_half
 from .faster import USUAL, Way
 from .lower import lower, placeholders
-from .program import Part, joint_program_for, lowered, program_for, ways_for
+from .program import Part, Program, joint_program_for, lowered, program_for, programs_for
 
 __all__ = [
     "USUAL",
     "Part",
+    "Program",
     "Way",
     "joint_program_for",
     "lower",
@@ -31,7 +32,7 @@ __all__ = [
     "numbers_held",
     "placeholders",
     "program_for",
+    "programs_for",
     "sums_in_float32",
     "sums_in_half",
-    "ways_for",
 ]

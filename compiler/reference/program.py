@@ -21,7 +21,7 @@ from .groups import Grouped, index_of_groups
 from .products import Products
 from .shared import Joint
 
-__all__ = ["Part", "Program", "joint_program_for", "lowered", "program_for", "ways_for"]
+__all__ = ["Part", "Program", "joint_program_for", "lowered", "program_for", "programs_for"]
 
 PROGRAMS = 512  # a program is a few kB of byte code
 ROOM = __name__.rpartition(".")[0]  # where functions are defined that read numbers, as torch's operations do not
@@ -56,6 +56,7 @@ class JointProgram:
 class Program:
     """The graph of a statement as a Python function; it takes tensors of any lengths, and then those lengths."""
 
+    way: Way
     function: Callable[..., Any]
     lengths: tuple[str | int, ...]  # which of `lengths_of(bound)` come after the tensors
     text: str  # of the graph: ways that have one are the same
@@ -96,7 +97,7 @@ def program_for(
         is_torch = not any(str(getattr(target, "__module__", "")).startswith(ROOM) for target in called)
         choices = frozenset({*lowering.choices, *(["in_half"] if stays_half else [])})
         lengths = lowering.length_arguments
-        program = _programs[key] = Program(compiled(graph), lengths, str(graph), is_torch, choices)
+        program = _programs[key] = Program(way, compiled(graph), lengths, str(graph), is_torch, choices)
     return program
 
 
@@ -165,16 +166,22 @@ def _half_of(part: Part) -> torch.dtype | None:
     return part.bound.dtype if part.way.in_half else None
 
 
-def ways_for(bound: Bound, padded: frozenset[str], wants_winners: bool = False) -> dict[str, Way]:
-    """Return the ways in which programs of a bound statement differ, by their names; the first is the likeliest."""
-    ways = {"as a rule": USUAL}
-    for name, way in (found := list(ways.items())):
-        for choice in sorted(program_for(bound, padded, wants_winners, way=way).choices):
-            other = way._replace(**{choice: not getattr(USUAL, choice)})
-            if other not in ways.values():
-                ways[f"{name}, not {choice}" if getattr(way, choice) else f"{name}, {choice}"] = other
-                found.append(list(ways.items())[-1])
-    return ways
+def programs_for(
+    bound: Bound, padded: frozenset[str], wants_winners: bool = False, by_torch: bool = False
+) -> dict[str, Program]:
+    """Return the programs of a bound statement that differ, by the names of their ways; the first is the likeliest.
+
+    If `by_torch`, they are of torch's own operations, which torch can differentiate.
+    """
+    program_by = lambda way: program_for(bound, padded, wants_winners, way=way)
+    programs = {"as a rule": program_by(USUAL._replace(by_rows=not by_torch))}
+    for name, program in (found := list(programs.items())):
+        for choice in sorted(program.choices - ({"by_rows"} if by_torch else set())):
+            other = program_by(program.way._replace(**{choice: not getattr(USUAL, choice)}))
+            if all(other.text != known.text for known in programs.values()):
+                found.append((f"{name}, {'not ' if getattr(USUAL, choice) else ''}{choice}", other))
+                programs.update(found[-1:])
+    return programs
 
 
 def lowered(bound: Bound, names: Sequence[str], tensors: Sequence[Tensor]) -> Any:

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from operator import ne
 from typing import Any, NamedTuple
 
 import torch
@@ -40,7 +41,7 @@ from ...lru_cache import LRUCache
 from ..binding import Bound
 from ..planning import Grouping, Split, device_of
 from ..reference import USUAL, Way, numbers_held, sums_in_half
-from ..runtime import Launcher, on_device, paused
+from ..runtime import Launcher, active, on_device, paused
 from ..tuning import (
     NEAR,
     Key,
@@ -50,6 +51,7 @@ from ..tuning import (
     floor_milliseconds,
     host_milliseconds,
     may_be_timed,
+    pays,
     tuning_mode,
 )
 from .aligned import AlignedRunner, aligned_of
@@ -76,6 +78,7 @@ NEW_INDEX = "route until the result with a new index of"
 CAPTURED = "route in a captured graph of"
 CLEAR = 2.0  # times faster by an estimate that knows neither tiles nor caches: then nothing slower is timed
 SHARE = 0.25  # of a GPU's free memory: what torch operations, or tensors between statements, may take
+NEAR_BEST = 1.1  # times the best: programs from which others are varied, one choice at a time
 CHOICES = 2048
 
 Maker = Callable[[float], Runner]  # is given the least milliseconds of the routes that were timed before
@@ -178,42 +181,64 @@ def _split_of(statement: PreparedStatement, variant: Any, fact: Fact | None) -> 
 
 def fastest_program(statement: PreparedStatement, variant: Any, tensors: list[Tensor]) -> Runner:
     """Return the runner of a statement that no kernel runs: torch's operations in the way that takes the least."""
-    return statement.graph(variant, way=fastest_way(statement, variant, tensors))
+    way = fastest_way(statement, variant, tensors)
+    return statement.runner((variant, way), lambda: statement.graph(variant, way=way))
 
 
 def fastest_way(statement: PreparedStatement, variant: Any, tensors: list[Tensor]) -> Way:
     """Return the way in which torch's operations take the least for a statement that no kernel runs.
 
-    Where nothing may be timed, or results must not depend on it, that is the likeliest way. What torch differentiates
-    is of its own operations alone.
+    That is the likeliest way until calls have come so often that timing them pays. What torch differentiates is of its
+    own operations alone.
     """
-    bound, learns = statement.bound, wants_gradient(tensors)
+    learns, recording = wants_gradient(tensors), active()
+    way = statement.ways_taken.get((variant, learns))
+    if way is None:
+        way = _settled_way(statement, variant, tensors, learns)
+        if way is not None:
+            statement.ways_taken[variant, learns] = way
+        elif recording is not None:
+            recording.postpone()
+    return USUAL._replace(by_rows=not learns) if way is None else way
+
+
+def _settled_way(statement: PreparedStatement, variant: Any, tensors: list[Tensor], learns: bool) -> Way | None:
+    """Return the fastest way, None if timing all does not pay yet.
+
+    Where nothing may be timed, or results must not depend on it, that is the likeliest way.
+    """
+    bound = statement.bound
     is_counted = learns and has_saving_hooks()  # whoever counts what is saved sees the same in each call
     is_fixed = tuning_mode() == "off" or is_deterministic() or is_watched() or is_counted
-    may_choose = bound.device.type == "cpu" and not bound.is_empty and not is_fixed
-    ways = statement.ways(variant) if may_choose else {str(USUAL): USUAL}
-    if learns:
-        by_torch = [way._replace(by_rows=False) for way in ways.values()]
-        ways = {str(way): way for way in by_torch}
-    if may_choose:  # of those that are the same, the first
-        firsts = {statement.text(variant, way): name for name, way in reversed(ways.items())}
-        ways = {name: way for name, way in ways.items() if name in firsts.values()}
-    if not may_choose or len(ways) == 1:
-        return next(iter(ways.values()))
-    runners = {name: statement.graph(variant, way=way) for name, way in ways.items()}
-    operands = [tensor.detach().requires_grad_(learns and tensor.requires_grad) for tensor in tensors]
+    usual = USUAL._replace(by_rows=not learns)
+    if bound.device.type != "cpu" or bound.is_empty or is_fixed:
+        return usual
+    if statement.program(variant, way=usual).choices <= ({"by_rows"} if learns else set()):
+        return usual  # there is no other
+    operands = [tensor.detach().requires_grad_() if learns and tensor.requires_grad else tensor for tensor in tensors]
+    key = _program_key(statement, variant, operands)
+    if not pays(key):
+        return None
+    programs = statement.programs(variant, learns)
+    names = list(programs)
+    runners = {name: statement.running(program) for name, program in programs.items()}
     wanted = [tensor for tensor in operands if tensor.requires_grad]
     upstream = grad_like(statement.bound.size, statement.bound.dtype) if learns else None
 
     def start(name: str) -> tuple[Callable[[], object], float]:
         value = lambda: runners[name](operands, None)
         call = (lambda: torch.autograd.grad(value(), wanted, upstream)) if learns else value
-        return call, float(list(runners).index(name))
+        return call, float(names.index(name))
+
+    def varied(best: str, times: Mapping[str, float]) -> list[str]:
+        """Return the ways that differ by one choice from one that takes little more than the best."""
+        near = [programs[name].way for name, ms in times.items() if ms <= NEAR_BEST * times[best]]
+        return [name for name in names if any(sum(map(ne, programs[name].way, way)) == 1 for way in near)]
 
     with paused(), torch.set_grad_enabled(learns):  # none of it is a part of the call
-        names = list(runners)
-        key = _program_key(statement, variant, operands, names)
-        return ways[fastest(key, names, names, start, is_waited_for=True)]
+        first = [names[0], *varied(names[0], {names[0]: 0.0})]
+        way = fastest(key, names, first, start, is_waited_for=True, others=varied)
+        return programs[way].way
 
 
 def grad_like(size: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -226,15 +251,14 @@ def grad_like(size: Sequence[int], dtype: torch.dtype) -> Tensor:
     return steps.mul_(0.6180339887).frac_().to(dtype).reshape(tuple(size))
 
 
-def _program_key(statement: PreparedStatement, variant: Any, tensors: list[Tensor], ways: Sequence[str]) -> Key:
-    """Return the tuning key of the fastest program among these ways; lengths count by their power of two."""
+def _program_key(statement: PreparedStatement, variant: Any, tensors: list[Tensor]) -> Key:
+    """Return the tuning key of a statement's fastest program; lengths count by their power of two."""
     bound, named = statement.bound, dict(zip(statement.names, tensors))
     padding = ",".join(sorted(statement.padding(variant)))
     learning = ",".join(name for name, tensor in named.items() if tensor.requires_grad)
     rounds = f"; rounds: {may_round_sums(bound.dtype)}" if statement.is_half else ""
-    settings = (
-        f"-1 in {padding}; gradients of {learning}; winners: {statement.wants_winners}{rounds}; of {' or '.join(ways)}"
-    )
+    winners = f"winners: {statement.wants_winners}{rounds}; by {', '.join(Way._fields)}"
+    settings = f"-1 in {padding}; gradients of {learning}; {winners}"
     return choice_key(
         f"program of {bound.statement}", named, bucketed_lengths(bound), settings, False, torch.__version__
     )

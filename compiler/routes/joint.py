@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -82,7 +81,7 @@ def _in_one_program(calls: Sequence[JointCall], run: Run) -> list[Tensor]:
         operands = [named[name] for name in placeholders(statement.bound)]
         tensors.update({id(tensor): tensor for tensor in operands})
         numbers = tuple([[*tensors].index(id(tensor)) for tensor in operands])
-        way = statement.kept_way(variant, partial(fastest_way, statement, variant, call.tensors))
+        way = fastest_way(statement, variant, call.tensors)
         parts.append(Part(statement.bound, statement.padding(variant), way, numbers))
     program = joint_program_for(parts)
     return [*as_one_step(program.function, *tensors.values(), *program.lengths_in(parts))]

@@ -28,7 +28,7 @@ from ..binding import Bound, Kinds, Meta, bind, bucket, kernel_strides, kinds_of
 from ..codegen import Flags
 from ..language import Access, OperandError, Statement, UnsupportedError, Var, fresh_name, parse
 from ..planning import device_of
-from ..reference import USUAL, Way, placeholders, program_for, ways_for
+from ..reference import USUAL, Program, Way, placeholders, program_for, programs_for
 from ..runtime import (
     INTERPRETED,
     TRITON_VERSION,
@@ -92,7 +92,7 @@ class PreparedStatement:
     wants_winners: bool
     shape_class: ShapeClass
     runners: dict[object, Runner] = field(default_factory=dict)
-    ways_taken: dict[object, Way] = field(default_factory=dict)  # of a CPU, by variant
+    ways_taken: dict[object, Way] = field(default_factory=dict)  # of a CPU, by variant and whether torch differentiates
 
     def __post_init__(self) -> None:
         size, shapes, names = self.bound.size, self.bound.shapes, self.names
@@ -115,13 +115,6 @@ class PreparedStatement:
             if not is_captured(self.bound.device):
                 self.runners[key] = runner
         return runner
-
-    def kept_way(self, variant: object, find: Callable[[], Way]) -> Way:
-        """Return the way that a CPU takes for a variant; at first what `find` returns."""
-        way = self.ways_taken.get(variant)
-        if way is None:
-            way = self.ways_taken[variant] = find()
-        return way
 
     def variant(self, tensors: list[Tensor]) -> object:
         """Return which index tensors hold a -1, which of those that scatter ascend, and how half precision is summed.
@@ -175,17 +168,23 @@ class PreparedStatement:
         flags = variant[0] if self.is_half else variant
         return frozenset([self.names[number] for (number, _), flag in zip(self.pointed, flags) if flag])
 
-    def ways(self, variant: Any) -> dict[str, Way]:
-        """Return the ways in which a CPU may run the statement in plain torch, by their names; first the likeliest."""
-        return ways_for(self.bound, self.padding(variant), self.wants_winners)
+    def programs(self, variant: Any, by_torch: bool) -> dict[str, Program]:
+        """Return the programs by which a CPU may run the statement, by the names of their ways; first the likeliest.
 
-    def text(self, variant: Any, way: Way) -> str:
-        """Return the operations of the statement's meaning in plain torch, as text."""
-        return program_for(self.bound, self.padding(variant), self.wants_winners, way=way).text
+        If `by_torch`, they are of operations that torch differentiates.
+        """
+        return programs_for(self.bound, self.padding(variant), self.wants_winners, by_torch)
+
+    def program(self, variant: Any, sums_in_half: bool = False, way: Way = USUAL) -> Program:
+        """Return the statement's meaning in plain torch; half precision is made float32 first unless `sums_in_half`."""
+        return program_for(self.bound, self.padding(variant), self.wants_winners, sums_in_half, way)
 
     def graph(self, variant: Any, sums_in_half: bool = False, way: Way = USUAL) -> Runner:
-        """Return the statement's meaning in plain torch; half precision is made float32 first unless `sums_in_half`."""
-        program = program_for(self.bound, self.padding(variant), self.wants_winners, sums_in_half, way)
+        """Return the runner of `program`."""
+        return self.running(self.program(variant, sums_in_half, way))
+
+    def running(self, program: Program) -> Runner:
+        """Return the runner of one of the statement's programs."""
         function, lengths = program.function, program.lengths_in(self.bound)
         order = [self.names.index(name) for name in placeholders(self.bound)]
         if program.is_torch and not lengths:  # a plan has a step for each operation, but for those without effect

@@ -22,7 +22,7 @@ A file imports only from those above it.
 """
 
 from .autotune import Timing, cached_launcher, choose, host_milliseconds, recall, refusals, tune
-from .choice import fastest
+from .choice import fastest, pays
 from .cost import NEAR, floor_milliseconds
 from .joint import JointProblem, joint_problem
 from .problem import (
@@ -69,6 +69,7 @@ __all__ = [
     "joint_problem",
     "may_be_timed",
     "next_batch",
+    "pays",
     "recall",
     "refusals",
     "tune",

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
+from ...lru_cache import LRUCache
 from .clock import ALIKE, HOPELESS, device_milliseconds, is_out_of_memory, waited_milliseconds
 from .tuning_cache import Entry, Key, current_cache
 
-__all__ = ["fastest"]
+__all__ = ["fastest", "pays"]
+
+UNTIMED_CALLS = 4  # of one kind, before ways are timed: about as many as a call has ways
+KEYS = 4096  # of which it is counted how many calls had them
+
+
+class _Thread(threading.local):
+    is_at_once: bool | None = None  # whether choices in a call that is timed are made at once, or put off
+    has_put_off = False  # one of them
+
+
+_thread, _calls = _Thread(), LRUCache[int](KEYS)
 
 Others = Callable[[str, Mapping[str, float]], Sequence[str]]  # names to be timed next, by the best one and all times
 
@@ -57,10 +71,14 @@ def fastest(
                 if started is None:
                     continue
                 call, hosts[name] = started
-                call()  # compiles and tunes
-                with tuning_cache.lock(key):
-                    limit = HOPELESS * min(times.values(), default=float("inf"))
-                    times[name] = milliseconds(call, limit)  # a graph needs memory of its own
+                limit = HOPELESS * min(times.values(), default=float("inf"))
+                for is_at_once in (False, True):
+                    with _choices_inside(is_at_once):
+                        call()  # compiles and tunes
+                        with tuning_cache.lock(key):
+                            times[name] = milliseconds(call, limit)  # a graph needs memory of its own
+                    if not _thread.has_put_off or times[name] > limit:
+                        break
                 if max(times[name], hosts[name]) <= enough:
                     break
             except RuntimeError as error:
@@ -76,3 +94,27 @@ def fastest(
         ranked = sorted(times.items(), key=lambda pair: pair[1])
         tuning_cache.put(key, Entry({"way": best}, tuple(({"way": name}, ms) for name, ms in ranked)))
     return best
+
+
+def pays(key: Key) -> bool:
+    """Return whether a choice is remembered, or may be timed by now.
+
+    Any call may be the last one of its kind. So time is spent on timing when calls with this key have taken about as
+    much: they are counted here. In a call that is itself timed a choice is put off only until the call has proved to be
+    fast enough without.
+    """
+    _calls[key] = count = (_calls.get(key) or 0) + 1
+    is_due = count > UNTIMED_CALLS if _thread.is_at_once is None else _thread.is_at_once
+    is_due = is_due or current_cache().get(key) is not None
+    _thread.has_put_off = _thread.has_put_off or not is_due
+    return is_due
+
+
+@contextmanager
+def _choices_inside(is_at_once: bool) -> Iterator[None]:
+    """Time choices inside the context at once, or put them off."""
+    before, _thread.is_at_once, _thread.has_put_off = _thread.is_at_once, is_at_once, False
+    try:
+        yield
+    finally:
+        _thread.is_at_once = before

@@ -12,8 +12,9 @@ from .captured import captured
 __all__ = ["ALIKE", "HOPELESS", "OUT_OF_MEMORY", "device_milliseconds", "is_out_of_memory", "waited_milliseconds"]
 
 TIMED_CALLS = 10  # captured in one graph, so that launches do not count
-TIMED_SECONDS = 0.02  # of replays per candidate
-FEWEST_CALLS = 5  # of each candidate on a CPU: from the fourth call on there is a plan
+TIMED_SECONDS = 0.02  # of a device per candidate
+TIMED_HERE_SECONDS = 0.01  # of calls per candidate on a CPU
+FEWEST_CALLS = 5  # of them, if they take no longer: from the fourth call on there is a plan
 LONG_CALL = 10.0  # milliseconds, beside which a launch does not count
 LAUNCH = 0.02  # milliseconds, more than a kernel needs to begin after the host has asked for it
 HOPELESS = 3.0  # a first call this many times slower than the best ends a candidate's timing
@@ -48,21 +49,21 @@ def device_milliseconds(call: Callable[[], object], hopeless: float) -> float:
 def waited_milliseconds(call: Callable[[], object], hopeless: float) -> float:
     """Return the milliseconds until the result of one call is there, with all that the host does for it.
 
-    A call that takes longer than `hopeless` is timed once. On a CPU it is timed a few times, since it is faster once
-    plans are made and index tensors sorted. Where torch computes in the caller's thread alone, the time is that which
-    the thread was running, so that other work does not count.
+    A call that takes longer than `hopeless` is timed once; so is one on a CPU that takes longer than all are timed, and
+    a short one there a few times. Where torch computes in the caller's thread alone, the time is that which the thread
+    was running, so that other work does not count.
     """
     has_gpu = torch.cuda.is_initialized()
     clock = thread_time if not has_gpu and torch.get_num_threads() == 1 else perf_counter
     finish = torch.cuda.synchronize if has_gpu else lambda: None  # a CPU's operations are done when they return
-    least, start, fewest = float("inf"), clock(), 1 if has_gpu else FEWEST_CALLS
-    while fewest > 0 or (least <= hopeless and clock() - start < TIMED_SECONDS):
-        fewest -= 1
+    seconds, fewest = (TIMED_SECONDS, 1) if has_gpu else (TIMED_HERE_SECONDS, FEWEST_CALLS)
+    least, calls, start = float("inf"), 0, clock()
+    while not calls or (clock() - start < seconds and (calls < fewest or least <= hopeless)):
         finish()
         before = clock()
         call()
         finish()
-        least = min(least, 1e3 * (clock() - before))
+        least, calls = min(least, 1e3 * (clock() - before)), calls + 1
     return least
 
 

@@ -17,7 +17,7 @@ from insum_ops.compiler.language.parse import parse
 from insum_ops.compiler.reference import groups
 from insum_ops.compiler.reference.faster import Way
 from insum_ops.compiler.reference.lower import lower, placeholders
-from insum_ops.compiler.reference.program import Part, joint_program_for, program_for, ways_for
+from insum_ops.compiler.reference.program import Part, joint_program_for, program_for, programs_for
 from insum_ops.compiler.reference.rows import row_sums, weighted_row_sums
 
 pytestmark = pytest.mark.cpu
@@ -147,7 +147,11 @@ def assert_program_means(expr: str, kind: str, tensors: dict[str, Tensor], size:
     padded = frozenset(bound.statement.index_names) if kind == "padded" else frozenset[str]()
     values = [tensors[name] for name in placeholders(bound)]
     copies = [value.clone() for value in values]
-    ways = {*ways_for(bound, padded).values(), Way(by_rows=False), Way(by_entries=True)}
+    ways = {
+        *[program.way for program in programs_for(bound, padded).values()],
+        Way(by_rows=False),
+        Way(by_entries=True),
+    }
     wide = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
     meaning = lower(bind(parse(expr), wide, size), padded)
     expected = meaning(*(wide[name] for name in placeholders(bound)))
@@ -297,7 +301,7 @@ def test_products_are_formed_without_copies(expr: str, shapes: dict[str, Any], o
 def test_a_program_has_the_ways_that_it_differs_in() -> None:
     def ways(expr: str, **tensors: Tensor) -> list[str]:
         size = (4, 9) if "I[" in expr else None
-        return list(ways_for(bind(parse(expr), tensors, size), frozenset()))
+        return list(programs_for(bind(parse(expr), tensors, size), frozenset()))
 
     A, X, index = torch.rand(5, 3, 2), torch.rand(5, 3), torch.randint(4, (5,))
     assert ways("Y[i,k] += X[i,j] * B[j,k]", X=X, B=torch.rand(3, 2)) == ["as a rule"]
@@ -311,7 +315,7 @@ def test_factors_are_multiplied_before_they_are_gathered_where_that_takes_less()
         tensors = {"X": torch.rand(9, 5), "W": torch.rand(3, 5, 4)}
         tensors |= {name: torch.zeros(entries, dtype=torch.int64) for name in "SR"}
         bound = bind(parse("Y[e,o] += X[S[e],c] * W[R[e],c,o]"), tensors)
-        return any(way.multiplies_first for way in ways_for(bound, padded).values())
+        return any(program.way.multiplies_first for program in programs_for(bound, padded).values())
 
     assert has_way(200)
     assert not has_way(10)  # 27 products at all positions
@@ -561,7 +565,7 @@ def test_groups_that_may_be_worth_it_are_a_way(expr: str, kind: str, monkeypatch
     tensors, size = drawn(GROUPS[expr], kind, torch.float64)
     bound = bind(parse(expr), tensors, size)
     assert groups.index_of_groups(bound) is None
-    assert any(way.in_groups for way in ways_for(bound, frozenset()).values())
+    assert any(program.way.in_groups for program in programs_for(bound, frozenset()).values())
     assert_program_means(expr, kind, tensors, size)
 
 

@@ -66,10 +66,37 @@ def expected_scores(Q: Tensor, K: Tensor, T: Tensor, U: Tensor) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16], ids=str)
 def test_the_fastest_program_is_found_once_and_remembered(clock: Path, dtype: torch.dtype) -> None:
     tensors, expected = sums(dtype)
-    for _ in range(4):
+    for _ in range(6):
         result = insum(SUMS, **tensors, size=(4, 9))
         torch.testing.assert_close(result.double(), expected, **TOLERANCE[dtype])
     assert choices(clock) == [f"program of {SUMS}"]
+
+
+def test_programs_are_timed_after_a_few_calls(clock: Path) -> None:
+    (one, expected), (other, other_expected) = sums(), sums()
+    for count in range(6):  # of another matrix of the same sizes too, whose calls count with the first one's
+        tensors, wanted = (other, other_expected) if count % 2 else (one, expected)
+        torch.testing.assert_close(insum(SUMS, **tensors, size=(4, 9)), wanted)
+        assert choices(clock) == [f"program of {SUMS}"] * (count >= 4)
+    tensors = scores()
+    for _ in range(7):
+        found = torch.autograd.grad(insum(SCORES, **tensors).sum(), (tensors["Q"], tensors["K"]))
+        wanted = torch.autograd.grad(expected_scores(**tensors).sum(), (tensors["Q"], tensors["K"]))
+        torch.testing.assert_close(found, wanted)
+
+
+def test_a_call_whose_program_is_not_chosen_yet_leaves_no_plan(
+    contests: Contests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [False] * 6 + [True]
+    monkeypatch.setattr(choice, "pays", lambda key: asked.pop(0))
+    tensors, expected = sums()
+    for count in range(9):
+        assert len(contests) == (count > 6)
+        torch.testing.assert_close(insum(SUMS, **tensors, size=(4, 9)), expected)
+    monkeypatch.setattr(pipeline, "runner_of", lambda *_: pytest.fail("worked out anew"))
+    torch.testing.assert_close(insum(SUMS, **tensors, size=(4, 9)), expected)
+    assert len(contests) == 1
 
 
 def test_nothing_is_timed_if_tuning_is_off(clock: Path, monkeypatch: pytest.MonkeyPatch) -> None:

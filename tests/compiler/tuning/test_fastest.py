@@ -154,3 +154,50 @@ def test_what_runs_but_can_not_be_timed_for_lack_of_memory_is_left_out(folder, m
     monkeypatch.setattr(choice, "device_milliseconds", timed)
     assert contest({"a": 3.0, "b": 1.0, "c": 2.0}, "abc", {"c": ["x"]}) == ("c", ["a", "b", "c"])
     assert not [*(folder / "tuning").glob("*.json")]
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_long_call_on_a_cpu_is_timed_once_and_a_short_one_a_few_times(monkeypatch):
+    """By a clock that the calls move on; before it is timed, each runs once."""
+    milliseconds, counts = [0.0], {"long": 0, "longer": 0, "short": 0, "shorter": 0}
+
+    def start(name):
+        def call():
+            counts[name] += 1
+            milliseconds[0] += {"long": 60.0, "longer": 80.0, "short": 1.5, "shorter": 0.1}[name]
+
+        return call, 0.0
+
+    monkeypatch.setattr(clock, "thread_time", lambda: 1e-3 * milliseconds[0])
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert choice.fastest(key_of("a"), [*counts], ["long", "longer"], start, is_waited_for=True) == "long"
+    assert (counts["long"], counts["longer"]) == (2, 2)
+    assert choice.fastest(key_of("b"), [*counts], ["shorter", "short"], start, is_waited_for=True) == "shorter"
+    assert counts["shorter"] > 10
+    assert 2 < counts["short"] < 10
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_choice_pays_after_a_few_calls_or_if_it_is_remembered():
+    key = key_of("a")
+    choice._calls.clear()
+    assert [choice.pays(key) for _ in range(6)] == [False, False, False, False, True, True]
+    assert not choice.pays(key_of("b"))
+    contest({"a": 1.0}, "a", statement="c")
+    assert choice.pays(key_of("c"))
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(("ms", "is_chosen", "winner"), [(2.0, True, "b"), (4.0, False, "a")])
+def test_a_call_with_a_choice_of_its_own_makes_it_if_it_is_not_hopeless_without(monkeypatch, ms, is_chosen, winner):
+    choice._calls.clear()
+    inner = []
+
+    def call():
+        inner.append(choice.pays(key_of("inner")))
+        return 0.5 if inner[-1] else ms
+
+    start = lambda name: (call if name == "b" else lambda: 1.0, 0.0)
+    monkeypatch.setattr(choice, "waited_milliseconds", lambda call, hopeless: call())
+    assert choice.fastest(key_of("outer"), {"a", "b"}, ["a", "b"], start, is_waited_for=True) == winner
+    assert inner == [False, False, *[True, True] * is_chosen]

@@ -146,7 +146,8 @@ def sparse_source(A: Tensor, name: str, may_be_young: bool = False, may_repeat: 
     was asked for several times, and if entries `may_repeat` of a tensor too that may list some twice: of these the
     values are not told apart. Errors call the tensor `name`.
     """
-    cached, listed = _sources.get(A), None
+    cached = _sources.get(A)
+    listed: SparseSource | None = None
     is_young = may_be_young and (may_repeat or A.layout is not torch.sparse_coo or A.is_coalesced())
     if cached is not None and cached.arranged.is_listed:
         is_young = is_young and cached.arranged.stays_listed()

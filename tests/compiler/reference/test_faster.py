@@ -86,6 +86,8 @@ STATEMENTS = {
         *("V 40", "A 6 3", "W 2 3 4", "D 40 < 6", "S 40 < 6", "R 40 < 2", "size 6 4"),
     ),
     "Y[e,o] += A[S[e],c] * W[R[e],o,c]": ("A 6 3", "W 2 4 3", "S 40 < 6", "R 40 < 2"),
+    "Y[e,o] += A[S[e],c,c] * W[R[e],c,o]": ("A 6 3 3", "W 2 3 4", "S 40 < 6", "R 40 < 2"),
+    "Y[e,o] += A[S[e],S[e],c] * W[R[e],c,o]": ("A 6 6 3", "W 2 3 4", "S 40 < 6", "R 40 < 2"),
     "Y[e] += B[D[e],o] * A[S[e],c] * W[R[e],c,o]": (
         *("B 5 4", "A 6 3", "W 2 3 4", "D 40 < 5", "S 40 < 6", "R 40 < 2"),
     ),
@@ -382,6 +384,36 @@ def test_sums_in_one_program_give_what_they_give_apart(way: Way) -> None:
     assert len({value.untyped_storage().data_ptr() for value in found}) == len(found)
     assert all(torch.equal(tensors[name], copy) for name, copy in copies.items())
     assert together.names.count("index_select") < apart.names.count("index_select")
+
+
+@pytest.mark.parametrize("way", [Way(), Way(by_rows=False)], ids=["by rows", "by torch"])
+def test_sums_of_one_program_are_added_up_each_in_its_own_memory(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results of one size begin as zeros that look alike, and products of two dtypes meet ones that do."""
+    monkeypatch.setattr(groups, "NUMBERS_FOR_A_GROUP", 0)
+    shapes = {"V": (40,), "P": (6,), "Q": (6,), "X": (40, 3), "Z": (40, 3), "B": (6, 3, 9)}
+    tensors = {name: torch.randn(shape) for name, shape in shapes.items()}
+    tensors |= {name: torch.randint(6, (40,)) for name in "STR"} | {"W": torch.randn(40, 3, dtype=torch.float64)}
+    V, P, Q, X, Z, B, S, T, R, W = [own.double() if own.is_floating_point() else own for own in tensors.values()]
+    zeros = torch.zeros(6, dtype=torch.float64)
+    sums = {
+        "dP[S[e]] += V[e] * Q[T[e]]": zeros.index_add(0, S, V * Q[T]),
+        "dQ[T[e]] += V[e] * P[S[e]]": zeros.index_add(0, T, V * P[S]),
+        "M[c,o] += X[e,c] * B[R[e],c,o]": torch.einsum("ec,eco->co", X, B[R]),
+        "N[c,o] += Z[e,c] * B[R[e],c,o]": torch.einsum("ec,eco->co", Z, B[R]),
+        "Y[e] += X[e,c] * Z[e,c]": (X * Z).sum(1),
+        "E[e] += X[e,c] * W[e,c]": (X * W).sum(1),
+    }
+    order, parts = list(tensors), []
+    for text, expected in sums.items():
+        statement = parse(text)
+        bound = bind(
+            statement, {name: tensors[name] for name in statement.tensor_names if name in tensors}, expected.shape
+        )
+        parts.append(Part(bound, frozenset(), way, tuple(map(order.index, placeholders(bound)))))
+    program = joint_program_for(parts)
+    found = program.function(*tensors.values(), *program.lengths_in(parts))
+    for value, expected in zip(found, sums.values(), strict=True):
+        torch.testing.assert_close(value.double(), expected, **TOLERANCE[torch.float32])
 
 
 def test_one_name_may_stand_for_other_tensors_and_lengths_in_sums_of_one_program() -> None:

@@ -177,8 +177,6 @@ def memory_of(text: str, shape: Sizes, dtype: torch.dtype, coords: list[Tensor])
 def regrouped(parts: FormatParts, form: Any) -> Any:
     """Return the format of these parts in groups of the size that its text asks for, kept as long as its values."""
     size = parts.text.partition(GROUPS)[2]
-    if not size:
-        return form
     before = regrouped_before(parts.text, parts.shape, parts.values, parts.coords)
     if before is not None:
         return before

@@ -113,7 +113,8 @@ def scipy_entries(A: ScipyArray) -> tuple[Tensor, Tensor]:
         coords, values = _unfolded_scipy(cast(ScipyCompressed, _distinct(A)))
     else:
         if A.format == "coo":
-            _check_lengths("coords", cast(ScipyCOO, A).coords[0], cast(ScipyCOO, A).data)
+            for dim, places in enumerate(cast(ScipyCOO, A).coords):
+                _check_lengths(f"coords[{dim}]", places, cast(ScipyCOO, A).data)
         coo = _distinct(A).tocoo()
         coords, values = torch.stack([torch.tensor(c).long() for c in coo.coords]), _values(coo.data)
     _check_listed(coords, [-(-size // block) for size, block in zip_longest(A.shape, values.shape[1:], fillvalue=1)])

@@ -7,10 +7,11 @@ of its names are torch's own functions, which cost no call more than they do the
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from typing import Any, NoReturn, TypeVar
+from functools import partial, wraps
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -76,6 +77,7 @@ __all__ = [
 PLAIN = (Tensor, torch.nn.Parameter)
 HALF = (torch.float16, torch.bfloat16)
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"  # kernels run on any device, as Python
+TRACER = "torch._dynamo"  # torch.compile's module
 OLDEST_GPU = (7, 5)  # the least compute capability that Triton compiles for
 # of operators that read sizes from the device, or keep memory of their first call, which mode="reduce-overhead" lends:
 # they run between the CUDA graphs that it makes
@@ -100,10 +102,22 @@ _script_tracer = torch._C._get_tracing_state  # torch.jit.trace's; None: it does
 is_batched = functorch.is_batchedtensor  # by vmap, outermost
 is_functional = torch._is_functional_tensor  # by torch.func.functionalize
 
-uncompiled = _disable_dynamo  # what an operator runs: where a graph breaks at it, torch.compile would compile its parts
-
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def uncompiled(function: Function) -> Function:
+    """Return a function of which torch.compile compiles no part where a graph breaks at it.
+
+    Torch's own wrapper imports all of the tracer at its first call: over a second, and no tracer is there before.
+    """
+    outside = _disable_dynamo(function)
+
+    @wraps(function)
+    def called(*arguments: Any, **named: Any) -> Any:
+        return (outside if TRACER in sys.modules else function)(*arguments, **named)
+
+    return cast(Function, called)
 
 
 def asked_once(function: Function) -> Function:

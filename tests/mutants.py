@@ -52,6 +52,8 @@ TESTS = {  # the stage's own, then those of what reads its results
     "compiler/language/differentiate.py": ("differentiate", "rewrite", "batch"),
     "compiler/binding/bind.py": ("bind", *SCHEDULES),
     "compiler/binding/bind_errors.py": ("bind",),
+    "compiler/reference/first.py": ("faster",),
+    "compiler/reference/shared.py": ("faster",),
     "compiler/planning/scatter.py": ("scatter", *SCHEDULES, "codegen", "space"),
     "compiler/planning/schedule.py": (*SCHEDULES, "codegen", "space", "unroll"),
     "compiler/planning/rules.py": (*SCHEDULES, "codegen", "space", "unroll"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import insum_ops
-from insum_ops import insum, nn
+from insum_ops import insum, nn, spmm
 from insum_ops.compiler.language.errors import IndexRangeError
 from insum_ops.compiler.tuning import clock
 from insum_ops.formats import BlockGroupCOO, GroupCOO
@@ -60,6 +60,25 @@ def test_calls_can_be_captured_in_a_graph_and_replayed_on_new_values():
     B.normal_()
     capture.replay()
     torch.testing.assert_close(C, (A.to_dense().double() @ B.double()).float(), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("has_edges", [False, True])
+def test_a_graph_reads_entries_as_listed_after_they_were_converted(has_edges):
+    dense = graph()
+    rows, columns = dense.nonzero().T
+    A = (torch.stack([columns, rows]), dense[rows, columns], (400, 500)) if has_edges else dense.to_sparse_csr()
+    B = torch.randn(400, 64, device="cuda")
+    spmm(A, B)
+    capture = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(capture):
+        C = spmm(A, B)
+    for _ in range(6):
+        spmm(A, B)
+    memory = [torch.zeros(2, len(rows), dtype=torch.int64, device="cuda") for _ in range(64)]  # what was given back
+    B.normal_()
+    capture.replay()
+    torch.testing.assert_close(C, (dense.double() @ B.double()).float(), rtol=1e-5, atol=1e-4)
+    del memory
 
 
 def largest(dense, B):

@@ -53,14 +53,17 @@ def unbatch_tangents(jvp: Callable[..., Tensor | None]) -> Callable[..., Tensor 
 
 
 def _one_by_one(function: Callable[..., Any], ctx: Any, arguments: Sequence[Any]) -> tuple[Tensor | None, ...]:
-    """Return what `function(ctx, *arguments)` would for a batch, calling it once for each part."""
+    """Return what `function(ctx, *arguments)` would for a batch, calling it once for each part; of none, for sizes."""
     level = next(_level(argument) for argument in arguments if _is_batch(argument))
     rows = [torch._remove_batch_dim(argument, level, 1, 0) if _is_batch(argument) else None for argument in arguments]
+    count = next(len(row) for row in rows if row is not None)
+    if not count:  # a Jacobian for a tensor without elements
+        rows = [None if row is None else row.new_zeros(1, *row.shape[1:]) for row in rows]
     results = []
-    for at in range(max([0 if row is None else len(row) for row in rows])):
+    for at in range(max(count, 1)):
         parts = function(ctx, *[argument if row is None else row[at] for row, argument in zip(rows, arguments)])
         results.append(parts if isinstance(parts, tuple) else (parts,))
-    return tuple([_joined(parts, level) for parts in zip(*results)])
+    return tuple([_joined(parts, level, count) for parts in zip(*results)])
 
 
 def _is_batch(part: object) -> bool:
@@ -83,7 +86,7 @@ def _level(tensor: Tensor) -> int:
     raise UnsupportedError("batches of gradients are nested, as is_grads_batched=True inside another; ask for one")
 
 
-def _joined(parts: Sequence[Tensor | None], level: int) -> Tensor | None:
-    """Return the gradients or tangents of one tensor as a batch; None if it has none."""
+def _joined(parts: Sequence[Tensor | None], level: int, count: int) -> Tensor | None:
+    """Return the first `count` gradients or tangents of one tensor as a batch; None if it has none."""
     present = [part for part in parts if part is not None]
-    return torch._add_batch_dim(torch.stack(present), 0, level) if present else None
+    return torch._add_batch_dim(torch.stack(present)[:count], 0, level) if present else None

@@ -112,7 +112,7 @@ def implement(run: Run) -> Run:
 
     def value(expr: str, names: str, size: Any, tensors: list[Tensor], fact: str, facts: list[Tensor]) -> Any:
         typed_fact = Fact.from_text(fact, facts)
-        if facts:  # a plan is for any tensors of one layout, and these are typed_fact to hold certain numbers
+        if facts:  # a plan is for any tensors of one layout, and these are known to hold certain numbers
             return run(expr, names, size, tensors, typed_fact, False)
         key, lengths = _plan_key(expr, names, size, fact)
         anew = lambda *tensors: run(expr, names, size, list(tensors), typed_fact, False)

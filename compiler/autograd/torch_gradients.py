@@ -12,7 +12,7 @@ from ..runtime import INTERPRETED
 
 __all__ = ["by_torch"]
 
-STATEMENTS_KEPT = 4096  # of which it is kept whether they have index tensors
+STATEMENTS_KEPT = 4096  # of which it is kept whether they are such sums
 
 
 def by_torch(expr: str, operands: Mapping[str, Any], size: Sequence[int] | None) -> bool:
@@ -22,12 +22,7 @@ def by_torch(expr: str, operands: Mapping[str, Any], size: Sequence[int] | None)
     and what is kept for them is no more than what the sum makes on its way. Where a tensor or the result is empty,
     nothing would lead to the tensors.
     """
-    return not _index_names(expr) and _may_be_torchs(expr, operands, size)
-
-
-def _may_be_torchs(expr: str, operands: Mapping[str, Any], size: Sequence[int] | None) -> bool:
-    """Return whether torch can differentiate the operations of a sum over these tensors on a CPU."""
-    if INTERPRETED or not _reads_all(expr, tuple(operands)) or (size is not None and 0 in size):
+    if INTERPRETED or not _is_plain_sum(expr, tuple(operands)) or (size is not None and 0 in size):
         return False
     for tensor in operands.values():
         if type(tensor) not in PLAIN or not (tensor.is_cpu and tensor.numel()) or is_wrapped(tensor):
@@ -36,13 +31,8 @@ def _may_be_torchs(expr: str, operands: Mapping[str, Any], size: Sequence[int] |
 
 
 @lru_cache(maxsize=STATEMENTS_KEPT)
-def _reads_all(expr: str, names: tuple[str, ...]) -> bool:
-    """Return whether a statement is a sum that reads all tensors of these names."""
+def _is_plain_sum(expr: str, names: tuple[str, ...]) -> bool:
+    """Return whether a statement is a sum without index tensors that reads all tensors of these names."""
     statement = parse(expr)
     reads = {*statement.tensor_names, *((statement.output.name,) if statement.op == "+=" else ())}
-    return statement.is_sum and set(names) <= reads
-
-
-@lru_cache(maxsize=STATEMENTS_KEPT)
-def _index_names(expr: str) -> tuple[str, ...]:
-    return parse(expr).index_names
+    return statement.is_sum and not statement.index_names and set(names) <= reads

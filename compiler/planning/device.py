@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from math import log2
@@ -262,29 +263,31 @@ T4 = Device(
 DEVICES = {device.architecture: device for device in (T4, A100, A10, L40S, H200, B200, MI300X)}
 DEFAULT = H200  # what plans without a GPU are for: golden kernels, the interpreter
 
-_described: list[Device] = []  # in place of whatever is there, the innermost last
+# in place of whatever is there; of one thread: others go on planning for the GPU that they run on
+_described: ContextVar[Device | None] = ContextVar("described", default=None)
 
 
 @asked_once
 def device_of(device: torch.device) -> Device:
     """Return the GPU behind a torch device, read once; an H200 for a CPU, where kernels are interpreted."""
-    if _described:
-        return _described[-1]
+    described = _described.get()
+    if described is not None:
+        return described
     return _read(device) if device.type == "cuda" else DEFAULT
 
 
 @contextmanager
 def described_as(device: Device) -> Iterator[Device]:
-    """Plan for this GPU, whatever is there, until the block ends.
+    """Plan for this GPU, whatever is there, until the block ends, in the thread that runs it.
 
     Plans are cached by their tensors alone, before and inside the block: this is for looking at what would be planned
     elsewhere, and for tests whose small tensors stand for large ones.
     """
-    _described.append(device)
+    before = _described.set(device)
     try:
         yield device
     finally:
-        _described.pop()
+        _described.reset(before)
 
 
 @cache

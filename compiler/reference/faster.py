@@ -410,9 +410,13 @@ def overwrite(products: Mapping[fx.Node, Sequence[fx.Node]]) -> None:
 
 def is_spare(node: fx.Node) -> bool:
     """Return whether a value lies in memory that was made for it, and one operation alone reads it."""
-    while len(node.users) == 1 and (node.target in VIEWS or node.target == "to"):
+    while _is_read_once(node) and (node.target in VIEWS or node.target == "to"):
         node = node.all_input_nodes[0]  # after it come lengths
-    return len(node.users) == 1 and (node.target in NEW or node.target == "mul_")
+    return _is_read_once(node) and (node.target in NEW or node.target == "mul_")
+
+
+def _is_read_once(node: fx.Node) -> bool:
+    return len(node.users) == 1 and node.op != "placeholder"  # whose target is the name of the caller's tensor
 
 
 def short_names(bound: Bound) -> frozenset[str]:

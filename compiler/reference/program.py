@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...lru_cache import LRUCache
 from ..binding import Bound
+from ..language import Var
 from .code import compiled
 from .demands import may_stay_half, orders_of, path_of
 from .faster import USUAL, Way, overwrite, short_names
@@ -35,6 +36,7 @@ class Part(NamedTuple):
     bound: Bound
     padded: frozenset[str]
     way: Way
+    operands: tuple[int, ...]  # which of the program's tensors stand for its placeholders
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,6 @@ class JointProgram:
     """The graph of several sums as a Python function, which takes tensors of any lengths, and then those lengths."""
 
     function: Callable[..., Any]
-    tensors: tuple[str, ...]
     lengths: tuple[tuple[int, str | int], ...]  # which of `lengths_of` which bound statement come after the tensors
 
     def lengths_in(self, parts: Sequence[Part]) -> list[int]:
@@ -79,8 +80,9 @@ def program_for(
     With `sums_in_half` half precision is left to torch's operations as it is: for those that sum in float32.
 
     Lengths also decide what a program does, though seldom: whether anything is summed at all, in which order factors
-    are contracted and tensors on the way laid out, which factors get a row of zeros for -1, whether groups are
-    contracted one by one and matrices are small, and the type of winners' positions. The key holds these.
+    are contracted and tensors on the way laid out, which factors get a row of zeros for -1 or are multiplied before
+    they are gathered, whether groups are contracted one by one and matrices are small, and the type of winners'
+    positions. The key holds these.
     """
     stays_half = _stays_half(bound)
     key = _program_key(bound, padded, wants_winners, sums_in_half, way)
@@ -104,7 +106,8 @@ def _program_key(
     winner_dtype = bound.winner_dtype if wants_winners else None
     groups = index_of_groups(bound), index_of_groups(bound, is_timed=True)
     orders = path_of(bound), orders_of(bound), short_names(bound)
-    sizes = bound.is_empty, winner_dtype, large_gathers(bound), multiplied_first(bound) is None, *orders, *groups
+    first = multiplied_first(bound)
+    sizes = bound.is_empty, winner_dtype, large_gathers(bound), first and first.factors, *orders, *groups
     kinds = *bound.dtypes.items(), bound.dtype, bound.device, bound.is_seeded, sums_in_half, way, _stays_half(bound)
     return (str(bound.statement), padded, wants_winners, *kinds, *sizes)
 
@@ -114,11 +117,11 @@ def _stays_half(bound: Bound) -> bool:
 
 
 def joint_program_for(parts: Sequence[Part]) -> JointProgram:
-    """Return the program of several sums in which a name stands for one tensor, or one length, wherever it occurs.
+    """Return the program of several sums, which may have names in common for different tensors and lengths.
 
     What they read or make alike is read or made once; each result has memory of its own.
     """
-    key = tuple([_program_key(bound, padded, False, False, way) for bound, padded, way in parts])
+    key = tuple([(_program_key(bound, padded, False, False, way), operands) for bound, padded, way, operands in parts])
     program = _joint_programs.get(key)
     if program is None:
         program = _joint_programs[key] = _joined(parts)
@@ -128,19 +131,34 @@ def joint_program_for(parts: Sequence[Part]) -> JointProgram:
 def _joined(parts: Sequence[Part]) -> JointProgram:
     lowerings = [Grouped(each.bound, each.padded, True, _half_of(each), each.way) for each in parts]
     graphs = [lowering.finished_graph(False) for lowering in lowerings]
-    names: list[list[Hashable]] = [[*placeholders(part.bound)] for part in parts]
-    tensors = tuple(dict.fromkeys(str(name) for own in names for name in own))
+    names: list[list[Hashable]] = [[*part.operands] for part in parts]
     lengths = dict[Hashable, tuple[int, str | int]]()
-    for at, lowering in enumerate(lowerings):
+    dimensions = dict[tuple[int, int], Hashable]()  # of tensors, and which argument is their length
+    for at, (part, lowering) in enumerate(zip(parts, lowerings)):
+        found = _dimensions_of(part)
         for key in lowering.length_arguments:
-            name = ("length", key if isinstance(key, str) else (at, key))  # an index name has one length
+            places = found.get(key, ())
+            name = next((dimensions[each] for each in places if each in dimensions), (at, key))
+            dimensions.update(dict.fromkeys(places, name))
             lengths.setdefault(name, (at, key))
             names[at].append(name)
+    tensors = range(1 + max([number for part in parts for number in part.operands]))
     joint = Joint([*tensors, *lengths])
     for own, lowering, graph in zip(names, lowerings, graphs):
         graph.eliminate_dead_code()
         joint.add(graph, own, lowering.entry_products)
-    return JointProgram(compiled(joint.finished()), tensors, tuple(lengths.values()))
+    return JointProgram(compiled(joint.finished()), tuple(lengths.values()))
+
+
+def _dimensions_of(part: Part) -> dict[str | int, list[tuple[int, int]]]:
+    """Return the dimensions of the program's tensors that each index name of a part runs along."""
+    statement, numbers = part.bound.statement, dict(zip(placeholders(part.bound), part.operands))
+    found: dict[str | int, list[tuple[int, int]]] = {}
+    for access in (*statement.accesses, *statement.index_accesses):
+        for dim, index in enumerate(access.indices):
+            if isinstance(index, Var):
+                found.setdefault(index.name, []).append((numbers[access.name], dim))
+    return found
 
 
 def _half_of(part: Part) -> torch.dtype | None:

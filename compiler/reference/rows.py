@@ -313,7 +313,7 @@ def _ordered_entries(
     count = row.numel() if columns is None else columns.numel()
     each = count // row.numel()
     if is_ascending and not is_padded:
-        offsets = torch._convert_indices_from_coo_to_csr(row, rows)
+        offsets = torch._convert_indices_from_coo_to_csr(row.contiguous(), rows)  # which reads no strides
         return _entries_at(None, columns, offsets.long() if each == 1 else offsets.long() * each, count)
     owners = None if is_ascending else torch.argsort(row, stable=True)
     order = owners if owners is None or each == 1 else _spread(owners, each)

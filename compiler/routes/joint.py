@@ -18,7 +18,7 @@ from ...formats.facts import ConstantTables, Fact
 from ...lru_cache import LRUCache
 from ..codegen import Config
 from ..planning import resized
-from ..reference import Part, joint_program_for
+from ..reference import Part, joint_program_for, placeholders
 from ..runtime import JointLauncher, on_device, paused
 from ..tuning import (
     JointProblem,
@@ -63,10 +63,11 @@ _choices: LRUCache[_Choice] = LRUCache(CHOICES)  # by what calls have in common 
 
 def run_jointly(calls: Sequence[JointCall], run: Run) -> list[Tensor]:
     """Return the values of several statements over plain tensors; `run` evaluates one of them."""
-    first, shares = calls[0].tensors[0], len(calls) > 1 and _share_names(calls)
-    if shares and first.is_cpu and not has_kernels(first.device):
+    device, are_several = calls[0].tensors[0].device, len(calls) > 1
+    by_kernels = has_kernels(device)
+    if are_several and device.type == "cpu" and not by_kernels:
         return _in_one_program(calls, run)
-    choice = _choice(calls, run) if shares and has_kernels(first.device) else _Choice(None)
+    choice = _choice(calls, run) if are_several and by_kernels and _share_names(calls) else _Choice(None)
     return _run(calls, choice.launcher, choice.places, run)
 
 
@@ -75,15 +76,16 @@ def _in_one_program(calls: Sequence[JointCall], run: Run) -> list[Tensor]:
     statements = [prepare(*call) for call in calls]
     if any([each.bound.is_empty or not each.is_sum for each in statements]):
         return [run(*call, False) for call in calls]
-    parts = []
+    tensors, parts = dict[int, Tensor](), []
     for statement, call in zip(statements, calls):
-        variant = statement.variant(call.tensors)
+        named, variant = dict(zip(statement.names, call.tensors)), statement.variant(call.tensors)
+        operands = [named[name] for name in placeholders(statement.bound)]
+        tensors.update({id(tensor): tensor for tensor in operands})
+        numbers = tuple([[*tensors].index(id(tensor)) for tensor in operands])
         way = statement.kept_way(variant, partial(fastest_way, statement, variant, call.tensors))
-        parts.append(Part(statement.bound, statement.padding(variant), way))
+        parts.append(Part(statement.bound, statement.padding(variant), way, numbers))
     program = joint_program_for(parts)
-    tensors = {name: tensor for call in calls for name, tensor in zip(call.names.split(","), call.tensors)}
-    operands = [tensors[name] for name in program.tensors]
-    return [*as_one_step(program.function, *operands, *program.lengths_in(parts))]
+    return [*as_one_step(program.function, *tensors.values(), *program.lengths_in(parts))]
 
 
 def _run(calls: Sequence[JointCall], launcher: JointLauncher | None, places: Sequence[int], run: Run) -> list[Tensor]:

@@ -25,7 +25,7 @@ def survey_index(results_ptr, index_ptr, length, stride, place, BLOCK: tl.conste
         value = tl.load(index_ptr + at * stride, mask=is_inside, other=0).to(tl.int64)
         before = tl.load(index_ptr + (at - 1) * stride, mask=is_inside & (at > 0), other=0).to(tl.int64)
         descents = tl.where(is_inside & (at > 0) & (value < before), 1, descents)
-        value = tl.minimum(tl.maximum(value, -_FAR), _FAR - 1)
+        value = tl.minimum(tl.maximum(value, 1 - _FAR), _FAR - 1)
         least = tl.maximum(least, tl.where(is_inside, _FAR - value, 0))
         largest = tl.maximum(largest, tl.where(is_inside, _FAR + value, 0))
     tl.atomic_max(results_ptr + 3 * place, tl.max(least, 0), sem="relaxed")

@@ -105,13 +105,10 @@ def read_by_kernel(indices: Sequence[Tensor]) -> list[tuple[int, int, bool | Non
         grid = min(-(-length // BLOCK), PROGRAMS), 1
         SURVEY(grid, (results, flat), (length, flat.stride(0), place), (BLOCK,))
     numbers = results.tolist()
+    parts = zip(indices, *[iter(numbers)] * 3)
     return [
-        (
-            range_kernel.FAR - numbers[at],
-            numbers[at + 1] - range_kernel.FAR,
-            numbers[at + 2] == 0 if index.ndim == 1 else None,
-        )
-        for at, index in zip(range(0, len(numbers), 3), indices)
+        (FAR - least, largest - FAR, descents == 0 if index.ndim == 1 else None)
+        for index, least, largest, descents in parts
     ]
 
 

@@ -42,6 +42,8 @@ class Arranged:
     source: Tensor | None  # [P*Q]  which entry each slot holds, any for padding; None: slot e holds entry e
     memory: dict[Any, Any] = field(init=False)  # the pattern's launch plans: nobody else can change its coordinates
     uses: int = 1  # products with a pattern whose entries are as listed
+    is_in_graph: bool = False  # a CUDA graph goes on reading these entries as they are listed
+    listed_before: object = None  # what held them as listed, kept for such a graph
 
     def __post_init__(self) -> None:
         self.memory = self.pattern.memory
@@ -52,8 +54,13 @@ class Arranged:
         return type(self.pattern) is Listed
 
     def stays_listed(self) -> bool:
-        """Count one more product with a pattern as listed; return whether it is one too, and not of a format."""
-        if not is_captured(self.pattern.device):  # when nothing can be converted
+        """Count one more product with a pattern as listed; return whether it is one too, and not of a format.
+
+        Nothing can be converted while a CUDA graph is captured.
+        """
+        if is_captured(self.pattern.device):
+            self.is_in_graph = True
+        else:
             self.uses += 1
         return self.uses <= YOUNG and may_list(self.pattern.device)
 

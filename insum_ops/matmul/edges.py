@@ -103,12 +103,14 @@ def edges_of(A: tuple[Any, ...], name: str, size: tuple[int, int] | None, may_be
     sizes = size if len(A) == 2 or A[2] is None else _checked_sizes(A[2])
     by_size = _edges.get(edge_index)
     edges = None if by_size is None else by_size.get(sizes)
-    is_young = may_be_young
+    is_young, listed = may_be_young, None
     if edges is not None and edges.is_of(edge_index):
         if not edges.arranged.is_listed or (may_be_young and edges.arranged.stays_listed()):
             return edges
-        is_young = False
+        is_young, listed = False, edges
     edges = _arranged_edges(edge_index, sizes, is_young)
+    if listed is not None and listed.arranged.is_in_graph:
+        edges.arranged.listed_before = listed
     if edges.guard is not None and may_keep(*edges.arranged.parts):
         if by_size is None or len(by_size) >= SIZES or not all(e.is_of(edge_index) for e in by_size.values()):
             by_size = {}

@@ -21,7 +21,7 @@ from ..formats import COO
 from ..formats.check import VALUE_DTYPES
 from ..formats.convert import Layout
 from ..formats.facts import RowFacts
-from ..formats.torch_state import is_deterministic, is_free
+from ..formats.torch_state import has_saving_hooks, is_deterministic, is_free
 from ..functional import insum
 
 __all__ = ["Listed", "list_entries", "may_list"]
@@ -80,8 +80,11 @@ def _over_entries(statement: str) -> str:
 
 
 def may_list(device: torch.device) -> bool:
-    """Return whether entries may be added up in any order, by kernels, in a call that nobody traces or transforms."""
-    return has_kernels(device) and is_free() and not is_deterministic()
+    """Return whether entries may be added up in any order, by kernels, in a call that nobody traces or transforms.
+
+    Whoever is told of what is saved for gradients sees the same in each call: a checkpoint runs one again and compares.
+    """
+    return has_kernels(device) and is_free() and not (is_deterministic() or has_saving_hooks())
 
 
 def list_entries(

@@ -146,16 +146,19 @@ def sparse_source(A: Tensor, name: str, may_be_young: bool = False, may_repeat: 
     was asked for several times, and if entries `may_repeat` of a tensor too that may list some twice: of these the
     values are not told apart. Errors call the tensor `name`.
     """
-    cached = _sources.get(A)
+    cached, listed = _sources.get(A), None
     is_young = may_be_young and (may_repeat or A.layout is not torch.sparse_coo or A.is_coalesced())
     if cached is not None and cached.arranged.is_listed:
         is_young = is_young and cached.arranged.stays_listed()
-        cached = cached if is_young else None
+        if not is_young:
+            cached, listed = None, cached
     if cached is not None and cached.is_of(A):
         return cached
     guard = SparseChangeGuard.of(A)  # before A is read: another thread may write to it
     with outside_modes(A):  # a tensor that a graph holds is read while it is traced
         source = _refreshed(A, cached, name, is_young)
+    if listed is not None and listed.arranged.is_in_graph:
+        source.arranged.listed_before = listed
     if guard is not None and may_keep(*source.arranged.parts, *(source.merged or ())):
         source.guard = guard
         _sources.keep(A, source)

@@ -158,9 +158,10 @@ def test_maps_over_reached_voxels_are_made_once():
         results.append(call(x))
         sum(value.sum() for value in results[-1]).backward()
 
-    step(x)
+    for _ in range(2):  # an index tensor that comes again is sorted once
+        step(x)
     assert [sorts(partial(step, given)) > 0 for given in (x, x, cloud())] == [False, False, True]
-    for values in results[1:3]:
+    for values in results[1:4]:
         for value, first in zip(values, results[0]):
             assert_matches(value, first)
 

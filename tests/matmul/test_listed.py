@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -11,9 +13,11 @@ from sparse_inputs import SPARSE_WARNINGS
 from statements import DEVICE
 from tolerances import assert_matches
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from insum_ops import sddmm, spmm
 from insum_ops.compiler import IndexRangeError
+from insum_ops.matmul import arrange
 from insum_ops.matmul.edges import edges_of
 from insum_ops.matmul.listed import YOUNG
 from insum_ops.matmul.torch_sparse import sparse_source
@@ -88,6 +92,30 @@ def test_a_pattern_is_sorted_once_it_was_used_for_a_while(kind: Callable[..., An
     assert not states[-1]
 
 
+@kinds
+@pytest.mark.parametrize("is_in_graph", [False, True])
+def test_entries_as_listed_are_held_for_a_captured_graph_alone(
+    kind: Callable[..., Any], is_in_graph: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, columns, values = entries()
+    A, B = kind(rows, columns, values.detach()), torch.randn(K, N, dtype=torch.float64, device=DEVICE)
+    spmm(A, B)
+    source = edges_of(A, "A", None, True) if isinstance(A, tuple) else sparse_source(A, "A", True, True)
+    listed = [ref(coord) for coord in source.arranged.pattern.coords if coord is not None]
+    with monkeypatch.context() as capture:
+        capture.setattr(arrange, "is_captured", lambda device: is_in_graph)
+        spmm(A, B)
+    for _ in range(YOUNG):
+        spmm(A, B)
+    del source
+    gc.collect()
+    assert not is_listed(A)
+    assert [coord() is not None for coord in listed] == [is_in_graph] * 2
+    del A
+    gc.collect()
+    assert [coord() is not None for coord in listed] == [False] * 2
+
+
 def test_what_is_not_told_apart_is_merged_where_it_matters() -> None:
     """Entries that an uncoalesced tensor lists twice are one for a maximum and for a sampled product."""
     rows, columns, values = entries()
@@ -137,6 +165,19 @@ def test_deterministic_sums_are_over_sorted_entries() -> None:
         assert not is_listed(young)
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@kinds
+@pytest.mark.parametrize("before", range(YOUNG + 1))
+def test_a_checkpoint_saves_in_its_second_run_what_it_saved_in_its_first(kind: Callable[..., Any], before: int) -> None:
+    rows, columns, values = entries()
+    A, B = kind(rows, columns, values), torch.randn(K, N, dtype=torch.float64, device=DEVICE, requires_grad=True)
+    for _ in range(before):
+        spmm(A, B)
+    upstream = torch.randn(M, N, dtype=torch.float64, device=DEVICE)
+    found = torch.autograd.grad(checkpoint(spmm, A, B, use_reentrant=False), (values, B), upstream)
+    for one, other in zip(found, torch.autograd.grad(dense_of(rows, columns, values) @ B, (values, B), upstream)):
+        assert_matches(one, other)
 
 
 def test_a_layer_converts_at_once() -> None:

@@ -173,7 +173,11 @@ BROKEN = {
     "values": (broken("csr", "data", lambda x: x[:2]), "A.data lists 2 entries but A.indices 4; mend its indices"),
     "listed values": (
         broken("coo", "data", lambda x: x[:2]),
-        "A.data lists 2 entries but A.coords 4; mend its indices",
+        "A.data lists 2 entries but A.coords[0] 4; mend its indices",
+    ),
+    "listed columns": (
+        broken("coo", "coords", lambda x: (x[0], x[1][:3])),
+        "A.data lists 4 entries but A.coords[1] 3; mend its indices",
     ),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import sys
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from insum_ops.compiler.language.errors import UnsupportedError
 from insum_ops.compiler.runtime import PLAIN_CALLS
 from insum_ops.compiler.runtime.tracing import followed
 from insum_ops.formats import COO, ELL, BlockCOO, BlockGroupCOO, GroupCOO, kernel_map
+from insum_ops.formats.torch_state import uncompiled
 
 # torch's own, when forward mode is first used
 pytestmark = [
@@ -554,3 +556,10 @@ def test_a_gradient_through_a_sparse_tensor_leaves_the_graph_and_no_part_of_it_i
     csr = A.to_sparse_csr()
     loss = lambda B: spmm(csr, B).square().sum()
     assert_matches(torch.compile(grad(loss), backend="aot_eager")(B), 2 * A.T @ A @ B)
+
+
+def test_what_leaves_graphs_waits_for_no_tracer_to_be_imported(monkeypatch):
+    """Forward mode comes there in programs that compile nothing."""
+    monkeypatch.delitem(sys.modules, "torch._dynamo")
+    assert uncompiled(lambda number: number + 1)(2) == 3
+    assert "torch._dynamo" not in sys.modules

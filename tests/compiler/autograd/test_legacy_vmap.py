@@ -114,6 +114,14 @@ def test_jacobians_of_tangents(name):
         assert_matches(one, other)
 
 
+@pytest.mark.parametrize("strategy", ["reverse-mode", "forward-mode"])
+def test_jacobians_of_a_tensor_without_elements(strategy):
+    A = drawn(4)
+    for expr in ("C[i] += A[i] * B[j]", "C[i] = max(A[i] * B[j])"):
+        call = lambda B: insum(expr, A=A, B=B)  # noqa: B023 - called before the next
+        assert jacobian(call, drawn(0), vectorize=True, strategy=strategy).shape == (4, 0)
+
+
 @pytest.mark.parametrize("name", ["plain", "formats", "linear", "tensor product"])
 def test_hessians_of_tangents(name):
     """Forward over reverse: tangents of gradients are batched."""

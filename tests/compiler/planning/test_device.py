@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import groupby
 from types import SimpleNamespace
@@ -93,6 +94,13 @@ def test_without_a_gpu_plans_are_for_an_h200() -> None:
             assert device_of(torch.device("meta")) is MI300X
         assert device_of(CPU) is A10
     assert device_of(CPU) is H200
+
+
+def test_other_threads_plan_for_the_gpu_that_they_run_on() -> None:
+    """A generator's version is worked out for one GPU while statements are planned for the one that is there."""
+    with ThreadPoolExecutor(1) as other, described_as(A10):
+        assert other.submit(device_of, CPU).result() is H200
+        assert device_of(CPU) is A10
 
 
 def test_a_wave_is_the_nearest_power_of_two() -> None:

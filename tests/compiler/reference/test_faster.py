@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from insum_ops import insum
+from insum_ops.compiler import JointCall, run_several
 from insum_ops.compiler.binding.bind import bind
 from insum_ops.compiler.language.parse import parse
 from insum_ops.compiler.reference import groups
@@ -315,6 +316,31 @@ def test_factors_are_multiplied_before_they_are_gathered_where_that_takes_less()
     assert not has_way(200, frozenset({"S"}))
 
 
+def test_which_factors_are_multiplied_first_is_told_apart_by_lengths() -> None:
+    """Two factors that one index tensor points into are multiplied first only where they are of one length."""
+    way = Way(multiplies_first=True)
+    statement = parse("Y[e] += X[S[e],c] * W[S[e],c] * P[T[e],d] * Q[U[e],d]")
+    for rows in (4, 6):
+        tensors = {"X": torch.randn(4, 9), "W": torch.randn(rows, 9), "P": torch.randn(3, 8), "Q": torch.randn(2, 8)}
+        tensors |= {name: torch.randint(2, (60,)) for name in "STU"}
+        bound = bind(statement, tensors)
+        program = program_for(bound, frozenset(), way=way)
+        found = program.function(*[tensors[name] for name in placeholders(bound)], *program.lengths_in(bound))
+        chosen = {name: tensors[name].double()[tensors[index]] for name, index in zip("XWPQ", "SSTU")}
+        expected = (chosen["X"] * chosen["W"]).sum(1) * (chosen["P"] * chosen["Q"]).sum(1)
+        torch.testing.assert_close(found.double(), expected, **TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("name", ["mul_", "to", "clone", "contiguous", "new_full"])
+def test_no_operand_is_overwritten_whatever_its_name(name: str) -> None:
+    values, B = torch.randn(5, 4), torch.randn(5, 4)
+    before, expected = values.clone(), values.double() * B.double()
+    for _ in range(3):
+        result = insum(f"C[i,j] += {name}[i,j] * B[i,j]", **{name: values}, B=B)
+        torch.testing.assert_close(result.double(), expected, **TOLERANCE[torch.float32])
+        assert torch.equal(values, before)
+
+
 RELATIONS = "Y[D[e],o] += V[e] * X[S[e],c] * W[R[e],c,o]"
 
 
@@ -336,10 +362,11 @@ def test_sums_in_one_program_give_what_they_give_apart(way: Way) -> None:
         )
         for text, size in sums.items()
     ]
-    parts = [Part(bound, frozenset(), way) for bound in bounds]
+    numbers = {name: at for at, name in enumerate(tensors)}
+    parts = [Part(bound, frozenset(), way, tuple([numbers[name] for name in placeholders(bound)])) for bound in bounds]
     program, copies = joint_program_for(parts), {name: tensor.clone() for name, tensor in tensors.items()}
     with Operations() as together:
-        found = program.function(*[tensors[name] for name in program.tensors], *program.lengths_in(parts))
+        found = program.function(*tensors.values(), *program.lengths_in(parts))
     with Operations() as apart:
         programs = [program_for(bound, frozenset(), way=way) for bound in bounds]
         expected = [
@@ -350,6 +377,17 @@ def test_sums_in_one_program_give_what_they_give_apart(way: Way) -> None:
     assert len({value.untyped_storage().data_ptr() for value in found}) == len(found)
     assert all(torch.equal(tensors[name], copy) for name, copy in copies.items())
     assert together.names.count("index_select") < apart.names.count("index_select")
+
+
+def test_one_name_may_stand_for_other_tensors_and_lengths_in_sums_of_one_program() -> None:
+    """As tables of a tensor product do, which are other ones for each of its gradients."""
+    X, sums, expected = torch.randn(6, 5), [], []
+    for rows, terms in ((4, 3), (7, 2), (4, 2)):
+        tensors = {"X": X, "T": torch.randint(5, (rows, terms)), "V": torch.randn(rows, terms)}
+        sums.append(JointCall("Y[b,r] += X[b,T[r,t]] * V[r,t]", "X,T,V", (6, rows), [*tensors.values()]))
+        expected.append(torch.einsum("brt,rt->br", X.double()[:, tensors["T"]], tensors["V"].double()))
+    for value, reference in zip(run_several(sums), expected, strict=True):
+        torch.testing.assert_close(value.double(), reference, **TOLERANCE[torch.float32])
 
 
 @pytest.mark.parametrize("kind", ["unsorted", "padded"])
@@ -392,6 +430,21 @@ def test_rows_of_an_index_that_is_new_are_summed_to_the_same_bits(
         expected = torch.zeros(rows, columns, dtype=torch.float64).index_add_(0, index[shown], values[shown].double())
         tolerance = TOLERANCE[dtype]
         torch.testing.assert_close(first.double(), expected.to(dtype).double(), **tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_rows_of_a_sorted_index_that_lies_apart_in_memory(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    for count in (5, 400):
+        index = torch.stack([torch.randint(7, (count,)).sort().values, torch.randint(9, (count,))], 1).to(dtype)[:, 0]
+        values, weights = torch.randn(count, 9), torch.randn(count)
+        table, columns = torch.randn(6, 9), torch.randint(6, (count,), dtype=dtype)
+        zeros = torch.zeros(7, 9, dtype=torch.float64)
+        expected = zeros.index_add(0, index, values.double())
+        torch.testing.assert_close(row_sums(values, index, 7, False).double(), expected, **TOLERANCE[torch.float32])
+        found = weighted_row_sums(table, columns, weights, index, 7, False)
+        expected = zeros.index_add(0, index, weights.double()[:, None] * table.double()[columns])
+        torch.testing.assert_close(found.double(), expected, **TOLERANCE[torch.float32])
 
 
 @pytest.mark.parametrize("way", [Way(), Way(by_entries=True)], ids=["products", "entries"])

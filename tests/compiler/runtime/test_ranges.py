@@ -103,6 +103,14 @@ def test_a_kernel_reads_ranges_and_order_of_any_layout(dtype: torch.dtype, monke
             assert (low, high) == (int(table.min()), int(table.max()))
             in_order = bool((table.flatten().diff() >= 0).all()) if table.ndim == 1 else None
             assert is_ascending is in_order
+    ends = torch.iinfo(dtype)
+    far = [torch.tensor(own, dtype=dtype, device=DEVICE) for own in ([ends.min] * 40, [7, ends.min, 9], [ends.max, 3])]
+    (low, high, _), (other_low, other_high, _), (least, most, is_ascending) = ranges.read_by_kernel(far)
+    assert low < 0
+    assert high < 0
+    assert other_low < 0
+    assert (other_high, least, is_ascending) == (9, 3, False)
+    assert most >= 2**31 - 1
 
 
 def test_a_maker_says_whether_its_tensor_ascends(reads: list[Tensor]) -> None:

@@ -13,6 +13,7 @@ A cold call is recorded, and its launch plan serves those to come. Gradients are
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import index
 from typing import Any
 
 import torch
@@ -67,7 +68,8 @@ def evaluate_anew(expr: str, operands: Operands, size: Size) -> Tensor:
     if not sparse:
         return _evaluate_plain(expr, operands, size)
     name, form = sparse[0], operands[sparse[0]]
-    group_dim = suited_group_dim(expr, tuple(sparse), form.group_dim, form.coords[form.group_dim] is not None)
+    dim = index(form.group_dim)  # a number to a tracer with dynamic=True, too
+    group_dim = suited_group_dim(expr, tuple(sparse), dim, form.coords[dim] is not None)
     dense = {key: operand for key, operand in operands.items() if key != name}
     if len(sparse) == 1:  # `recipe_for` refuses several
         value = followed_sparse(evaluate, expr, name, form, size, dense, group_dim)

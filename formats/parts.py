@@ -145,7 +145,7 @@ def parts_of(form: Any) -> FormatParts | None:
     blocks = "" if form.block_size is None else ",".join([str(index(length)) for length in form.block_size])
     stored = ",".join([str(dim) for dim, coord in enumerate(form.coords) if coord is not None])
     coords = [coord for coord in form.coords if coord is not None]
-    return FormatParts(f"{name};{form.group_dim};{blocks};{stored}", tuple(form.shape), form.values, coords)
+    return FormatParts(f"{name};{index(form.group_dim)};{blocks};{stored}", tuple(form.shape), form.values, coords)
 
 
 def from_parts(parts: FormatParts) -> tuple[Any, Kind]:

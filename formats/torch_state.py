@@ -48,6 +48,7 @@ __all__ = [
     "is_functional",
     "is_grad_enabled",
     "is_inference_mode",
+    "is_readable",
     "is_recorded",
     "is_stand_in",
     "is_traced",
@@ -244,6 +245,11 @@ def is_transformed() -> bool:
 def is_stand_in(tensor: Tensor) -> bool:
     """Return whether a tensor has a size and no numbers, as all have that torch's FakeTensorMode makes."""
     return type(tensor).__name__ == "FakeTensor"
+
+
+def is_readable(tensor: Tensor) -> bool:
+    """Return whether the numbers of a tensor lie in memory that may be read now."""
+    return type(tensor) in PLAIN and not tensor.is_meta and not is_captured(tensor.device)
 
 
 def undifferentiated(tensor: Tensor) -> Tensor:

@@ -218,7 +218,10 @@ class Extremes(Gathers):
                 node = self.call(torch.reshape, node, (*rows, *columns))
             return self.restored(node, (*indirect_dims, *direct_dims))
 
-        index = laid_out(self.shown(Value(self.joined(positions, rows), joint), best.entries, num_rows))
+        position = self.joined(positions, rows)
+        if best.entries is not None:
+            position = self.beyond(position, num_rows)
+        index = laid_out(self.shown(Value(position, joint), best.entries, num_rows))
         source = laid_out(best.value)
         size, kind = (all_rows, *columns), "amax" if self.is_max else "amin"
         includes = best.place is not None and self.starts_at_worst  # winners tell what no product has reached
@@ -240,4 +243,6 @@ class Extremes(Gathers):
         total = self.as_int64(positions[0])
         for position, extent in zip(positions[1:], rows[1:]):
             total = self.call(torch.add, position, total, alpha=extent)
+            if self.refuses:  # what would lie in the next row
+                total = self.call(torch.where, self.call(torch.lt, position, extent), total, self.product(rows))
         return total

@@ -96,8 +96,9 @@ class Gathers:
     """A graph under construction; every index access is gathered and compared once.
 
     The lengths in it are those of `bound`, as numbers. A graph that `takes_lengths` has an argument for each length
-    that it needs instead, after its tensors, and so runs on tensors of any lengths. Numbers are multiplied and summed
-    in `compute_dtype`, by default the bound statement's own.
+    that it needs instead, after its tensors, and so runs on tensors of any lengths. One that `refuses` fails at a
+    position that is out of range, where nobody has looked at them before. Numbers are multiplied and summed in
+    `compute_dtype`, by default the bound statement's own.
     """
 
     def __init__(
@@ -106,8 +107,9 @@ class Gathers:
         padded: frozenset[str],
         takes_lengths: bool = False,
         compute_dtype: torch.dtype | None = None,
+        refuses: bool = False,
     ) -> None:
-        self.bound, self.padded = bound, padded
+        self.bound, self.padded, self.refuses = bound, padded, refuses
         self.compute_dtype = compute_dtype or (bound.compute_dtype if _rounds_twice(bound) else bound.dtype)
         self.graph = fx.Graph()
         self.large_gathers = large_gathers(bound)
@@ -217,8 +219,14 @@ class Gathers:
         value, mask = self.gather(index), self.mask(index)
         row = self.call(torch.zeros_like, self.call(torch.narrow, node, dim, 0, 1))
         end = self.call(torch.Tensor.size, node, dim)
-        position = self.call(torch.where, mask.node, value.node, end)
+        position = self.call(torch.where, mask.node, self.beyond(value.node, end), end)
         return self.call(torch.cat, [node, row], dim), Value(position, value.axes), mask
+
+    def beyond(self, position: fx.Node, extent: Length) -> fx.Node:
+        """Return positions for a dimension that is one longer than its extent, where the first beyond is beyond too."""
+        if not self.refuses:
+            return position
+        return self.call(torch.add, position, self.call(torch.ge, position, extent))
 
     def indirect_dims(self, indices: Sequence[Index]) -> list[int]:
         """Return the dimensions that need an index tensor: constants, indirections, and names that stand twice."""

@@ -187,11 +187,11 @@ def programs_for(
 def lowered(bound: Bound, names: Sequence[str], tensors: Sequence[Tensor]) -> Any:
     """Return the value of a bound statement by torch's operations, whatever symbols a tracer has for its lengths.
 
-    Every index tensor may hold -1: a tracer's tensors have no numbers to look for it.
+    Every index tensor may hold -1, or what is out of range: a tracer's tensors have no numbers to look for it.
     """
     by_name = dict(zip(names, tensors))
     padded = frozenset(access.name for access in bound.statement.index_accesses)
-    lowering = Products(bound, padded, True)
+    lowering = Products(bound, padded, True, refuses=True)
     function, lengths = compiled(lowering.finished_graph(False)), lengths_of(bound)
     operands = [by_name[name] for name in placeholders(bound)]
     return function(*operands, *[lengths[key] for key in lowering.length_arguments])

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from ..compiler import OperandError, bind, parse
-from ..formats.torch_state import UNSAFE_IN_GRAPHS, is_exporting, uncompiled
+from ..formats.torch_state import UNSAFE_IN_GRAPHS, is_exporting, is_readable, uncompiled
 from ..formats.voxels.kernel_map import KernelMap
 from ..formats.voxels.map_operators import map_of, voxel_library
 from ..formats.voxels.map_parts import MapParts, cached_map
@@ -153,13 +153,19 @@ for _key in ("CPU", "CUDA"):
     voxel_library.impl("same_rows", uncompiled(_same), _key)
 
 
+def _flops_of(over: Over, weight: Tensor) -> int:
+    if is_readable(over.source):
+        return 2 * over.map.num_pairs * weight.shape[0] * weight.shape[-1]
+    return 2 * over.rows * weight.numel()  # as if every output had an input at each tap
+
+
 @register_flop_formula(voxel_convolution.overloadpacket, get_raw=True)
 def _flops(features: Tensor, weight: Tensor, bias: Any, *rest: Any, **_: Any) -> int:
-    """Return the multiplications and additions of a convolution, over the table of its map: absent pairs included."""
-    return 2 * Over(*rest[:6]).rows * weight.numel()
+    """Return the multiplications and additions of a convolution over the pairs of its map."""
+    return _flops_of(Over(*rest[:6]), weight)
 
 
 @register_flop_formula(voxel_gradients.overloadpacket, get_raw=True)
 def _gradient_flops(dOut: Tensor, features: Tensor, weight: Tensor, *rest: Any, **_: Any) -> int:
     gradients: int = sum(rest[7])
-    return gradients * 2 * Over(*rest[:6]).rows * weight.numel()
+    return gradients * _flops_of(Over(*rest[:6]), weight)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import lru_cache
 from math import prod
 from operator import index
@@ -128,7 +129,8 @@ def _find_product(text: tuple[Any, ...]) -> Product:
     product = _products.get(text) if is_text else None
     if product is None:
         irreps = [read_irreps(*named_irreps) for named_irreps in zip(("irreps_in1", "irreps_in2", "irreps_out"), text)]
-        product = (_cached_product if may_keep() else _cached_product.__wrapped__)(*irreps, *text[3:])
+        with nullcontext() if is_dynamo() else _disable_current_modes():  # tables are constants to torch.export
+            product = (_cached_product if may_keep() else _cached_product.__wrapped__)(*irreps, *text[3:])
         if is_text and may_keep():
             _keep(text, product)
     return product

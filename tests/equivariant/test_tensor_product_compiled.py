@@ -53,6 +53,18 @@ def test_a_compiled_call_copies_no_tables(kind, is_shared, remade, monkeypatch):
     assert not [name for name in found if name == "to" or "_to_copy" in name]
 
 
+def test_a_function_whose_first_call_is_exported_reads_its_irreps():
+    class Layer(torch.nn.Module):
+        def forward(self, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+            return tensor_product(x, y, weight, irreps_in1=IRREPS[0], irreps_in2=IRREPS[1], irreps_out=IRREPS[2])
+
+    product._products.clear()
+    product._cached_product.cache_clear()
+    x, y, layer = torch.randn(5, 16), torch.randn(5, 4), FullyConnectedTensorProduct(*IRREPS)
+    program = torch.export.export(Layer(), (x, y, layer.weight.detach())).module()
+    torch.testing.assert_close(program(x, y, layer.weight.detach()), layer(x, y).detach())
+
+
 def test_a_function_whose_first_call_is_compiled_reads_its_irreps():
     torch._dynamo.reset()
     product._products.clear()

@@ -59,6 +59,39 @@ def test_an_exported_program_refuses_it(module):
         program.module()(X, WRONG)
 
 
+class Statement(torch.nn.Module):
+    def __init__(self, expr: str) -> None:
+        super().__init__()
+        self.expr = expr
+
+    def forward(self, X: Tensor, R: Tensor, C: Tensor) -> Tensor:
+        operands = {name: tensor for name, tensor in dict(X=X, R=R, C=C).items() if f"{name}[" in self.expr}
+        return insum(self.expr, **operands, size=None if "Y[e" in self.expr else (3, 4) if "C" in self.expr else (3,))
+
+
+@pytest.mark.parametrize(
+    ("expr", "rows", "columns"),
+    [
+        ("Y[e,c] += X[R[e],c]", 40, 9),  # of so many that a row of zeros stands for -1
+        ("Y[R[e],C[e]] += X[e,0]", 3, 4),  # whose elements are numbered through
+        ("Y[R[e],C[e]] = max(X[e,0])", 3, 4),
+        ("Y[R[e]] = max(X[e,0])", 3, 4),
+    ],
+)
+def test_an_exported_program_refuses_the_first_position_beyond(expr, rows, columns):
+    X = torch.randn(40, 9)
+    right = (X, torch.arange(40) % rows, torch.arange(40) % columns)
+    with torch.no_grad():
+        program = torch.export.export(Statement(expr), right, dynamic_shapes=({}, LENGTHS, LENGTHS)).module()
+    torch.testing.assert_close(program(*right), Statement(expr)(*right))
+    for at, extent in ((1, rows), (2, columns)):
+        if "RC"[at - 1] in expr:
+            wrong = [tensor.clone() for tensor in right]
+            wrong[at][5] = extent
+            with pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)"):
+                program(*wrong)
+
+
 RUN = """
 import sys, torch
 package, *inputs = sys.argv[1:]

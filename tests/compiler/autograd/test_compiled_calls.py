@@ -12,7 +12,7 @@ from insum_ops import insum, nn, sparse_conv3d, spmm
 from insum_ops.compiler import InsumError
 from insum_ops.compiler.autograd import format_operators, operators, run_gradients
 from insum_ops.conv import operator_calls
-from insum_ops.formats import BlockCOO, GroupCOO, kernel_map
+from insum_ops.formats import ELL, BlockCOO, GroupCOO, kernel_map
 from insum_ops.formats.parts import FormatParts, parts_of
 
 EXPR = "C[m,n] += A[m,k] * B[k,n]"
@@ -345,6 +345,14 @@ def test_formats_of_several_block_sizes_are_passed_to_one_compiled_function():
     product = torch.compile(spmm, backend="eager", fullgraph=True)
     for size in (2, 3, 4, 6):  # which the tracer takes for symbols, from the second on
         torch.testing.assert_close(product(BlockCOO.from_dense(dense, block_size=(size, 2)), B), dense @ B, **CLOSE)
+
+
+def test_a_tracer_that_takes_every_number_for_a_symbol_takes_formats():
+    dense, B = torch.randn(4, 6, dtype=torch.float64), torch.randn(6, 3, dtype=torch.float64)
+    torch._dynamo.reset()
+    product = torch.compile(spmm, backend="eager", fullgraph=True, dynamic=True)
+    for A in (GroupCOO.from_dense(dense), GroupCOO.from_dense(dense, group_dim=1), ELL.from_dense(dense)):
+        torch.testing.assert_close(product(A, B), dense @ B, **CLOSE)
 
 
 def _refused():

@@ -57,13 +57,19 @@ def test_factors_count(expr, flops):
 
 
 def test_layers_count_what_they_store():
-    A = GroupCOO.from_dense(torch.eye(8))
+    A = GroupCOO.from_dense(torch.eye(8), group_size=4)  # of which three in four are padding
     B = torch.randn(8, 3)
-    assert counted(lambda: spmm(A, B)) == counted(lambda: SpMM(A)(B)) == 2 * A.values.numel() * 3
+    assert counted(lambda: spmm(A, B)) == counted(lambda: SpMM(A)(B)) == 2 * 8 * 3
     layer = BlockSparseLinear(64, 64, block_size=16, density=0.5)
     assert counted(lambda: layer(torch.randn(4, 64))) == 2 * 4 * layer.weight.numel()
-    voxels = torch.tensor([[0, i, i, i] for i in range(5)])
-    assert counted(lambda: SubMConv3d(4, 4, 3)(SparseConvTensor(torch.randn(5, 4), voxels, [8, 8, 8], 1))) > 0
+    convolve = _features(SubMConv3d(4, 6, 3))  # over five voxels on a diagonal: of 135 pairs 13 are there
+    assert counted(lambda: convolve(torch.randn(5, 4))) == 2 * 13 * 4 * 6
+
+
+def test_without_numbers_every_position_counts():
+    expr, tensors = "Y[i,c] += X[I[i],c] * W[i]", dict(X=X, W=torch.randn(3), I=torch.tensor([0, -1, 2]))
+    assert counted(lambda: insum(expr, **tensors)) == 2 * 2 * 4
+    assert counted(lambda: insum(expr, **{name: each.to("meta") for name, each in tensors.items()})) == 2 * 3 * 4
 
 
 def _features(layer: torch.nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -185,7 +185,7 @@ def forward_mode() -> AbstractContextManager[object]:
 
 def primal_of(tensor: Tensor) -> Tensor:
     """Return a tensor without its tangent."""
-    return forward_ad.unpack_dual(tensor).primal
+    return forward_ad.unpack_dual(tensor).primal  # type: ignore[no-any-return]
 
 
 def is_forward_mode() -> bool:

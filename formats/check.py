@@ -97,6 +97,8 @@ def check_tensor(name: str, value: object) -> None:
         kind = type(value).__name__
         remedy = "from_numpy" if kind == "ndarray" else "tensor"
         raise FormatError(f"{name} is of type {kind}; pass torch.{remedy}({name})")
+    if value.is_nested:
+        raise FormatError(f"{name} is a nested tensor; pass {name}.to_padded_tensor(0)")
 
 
 def pattern_part(name: str, tensor: Tensor) -> Tensor:

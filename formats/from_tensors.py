@@ -98,6 +98,7 @@ class FromTensors(ABC):
         """
         if not isinstance(A, Tensor):
             raise _not_dense(A)
+        check_tensor("A", A)
         if A.layout != torch.strided:
             raise FormatError(f"A has layout {A.layout}; from_dense takes a dense tensor, from_torch a sparse one")
         check_dtype("A", A)

@@ -32,6 +32,7 @@ __all__ = [
     "default_dtype",
     "deterministic_flag",
     "float32_precision",
+    "forward_mode",
     "has_saving_hooks",
     "is_autocast_enabled",
     "is_batched",
@@ -60,6 +61,7 @@ __all__ = [
     "may_change_operands",
     "may_round_sums",
     "modes",
+    "primal_of",
     "records_gradient",
     "refuse_script_tracer",
     "refuse_torchscript",
@@ -195,6 +197,16 @@ def uses_tensor_cores(dtype: torch.dtype) -> bool:
     All other products are multiply-adds.
     """
     return dtype.itemsize == 2 or (dtype == torch.float32 and rounds_float32())
+
+
+def forward_mode() -> AbstractContextManager[object]:
+    """Return a context in which derivatives are carried forward, where torch has turned that off."""
+    return forward_ad._set_fwd_grad_enabled(True)
+
+
+def primal_of(tensor: Tensor) -> Tensor:
+    """Return a tensor without its tangent."""
+    return forward_ad.unpack_dual(tensor).primal  # type: ignore[no-any-return]
 
 
 def is_forward_mode() -> bool:

@@ -7,6 +7,8 @@ functions cost more for each call than those of functions.py, and are for calls 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import wraps
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from torch import Tensor
 from torch._C import _functorch as functorch
 
 from ...formats.facts import Fact
-from ...formats.torch_state import is_compiling, is_wrapped, uncompiled
+from ...formats.torch_state import forward_mode, is_compiling, is_wrapped, primal_of, transform_kinds, uncompiled
 from ..binding import SparseFormat, is_sparse
 from ..runtime import outside_transforms, owned
 from .gradients import gradient_of, gradients_of, is_sum, tangent_of, winner_places
@@ -79,6 +81,26 @@ def _settle(form: SparseFormat, group_dim: int) -> None:
         _ = pattern.facts, pattern.regroup(group_dim).facts, pattern.has_padding
 
 
+def _nested(jvp: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a `jvp` whose result has the tangents that transforms around this one carry.
+
+    torch turns forward mode off while the rule of an autograd.Function runs: the second `jvp` of a product of two
+    tensors would be 0. Where it is on, what was saved must come without the tangents of this transform.
+    """
+
+    @wraps(jvp)
+    def called(ctx: Any, *tangents: Any) -> Any:
+        with forward_mode() if _is_nested() else nullcontext():
+            return jvp(ctx, *tangents)
+
+    return called
+
+
+def _is_nested() -> bool:
+    """Return whether tangents of tangents are carried."""
+    return transform_kinds().count("Jvp") > 1
+
+
 class _Sum(torch.autograd.Function):
     """An indirect statement over plain tensors."""
 
@@ -93,11 +115,12 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     @uncompiled
     def backward(ctx: Any, grad_output: Tensor) -> Any:
-        return _gradients(ctx, _saved_operands(ctx), grad_output)
+        return _gradients(ctx, _with_winners(ctx, _saved(ctx)), grad_output)
 
     @staticmethod
+    @_nested
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        return _tangent(ctx, _saved_operands(ctx), *tangents)
+        return _tangent(ctx, _with_winners(ctx, _saved_primals(ctx)), *tangents)
 
     @staticmethod
     def vmap(
@@ -128,11 +151,12 @@ class _Extremum(torch.autograd.Function):
     @staticmethod
     @uncompiled
     def backward(ctx: Any, grad_output: Tensor, _: Any) -> Any:
-        return _gradients(ctx, _saved_operands(ctx), grad_output)
+        return _gradients(ctx, _with_winners(ctx, _saved(ctx)), grad_output)
 
     @staticmethod
+    @_nested
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        return _tangent(ctx, _saved_operands(ctx), *tangents), None
+        return _tangent(ctx, _with_winners(ctx, _saved_primals(ctx)), *tangents), None
 
     @staticmethod
     def vmap(
@@ -168,9 +192,16 @@ def _saved(ctx: Any) -> list[Tensor]:
     return tensors
 
 
-def _saved_operands(ctx: Any) -> dict[str, Tensor]:
-    """Return the operands that the forward pass saved, and for a `max` or `min` the index tensors of its winners."""
-    saved = _saved(ctx)
+def _saved_primals(ctx: Any) -> list[Tensor]:
+    """Return what the forward pass saved, for a `jvp`, without the tangents that it is given."""
+    tensors = _saved(ctx)
+    if not _is_nested():
+        return tensors
+    return [primal_of(tensor) if tensor.is_floating_point() else tensor for tensor in tensors]
+
+
+def _with_winners(ctx: Any, saved: list[Tensor]) -> dict[str, Tensor]:
+    """Return the operands that were saved, and for a `max` or `min` the index tensors of its winners."""
     tensors = dict(zip(ctx.names, saved[ctx.wins :]))
     return {**tensors, **winner_places(ctx.expr, saved[0], tensors)} if ctx.wins else tensors
 
@@ -235,9 +266,10 @@ class _Sparse(torch.autograd.Function):
         return *(None,) * SPARSE_PARAMETERS, *gradients_of(*statement, form, dense, grad_output, needs_grads)
 
     @staticmethod
+    @_nested
     @unbatch_tangents
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        values, *dense_tensors = _saved(ctx)
+        values, *dense_tensors = _saved_primals(ctx)
         form = ctx.form_of(values)
         operands = {ctx.name: form, **dict(zip(ctx.names, dense_tensors))}
         total = None

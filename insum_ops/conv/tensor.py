@@ -125,6 +125,10 @@ class SparseConvTensor(Moves, _Fields):
         """Set the features, voxels and saved maps; refuse features that are not [voxels, channels]."""
         if not isinstance(features, Tensor):
             raise OperandError(f"features is of type {type(features).__name__}; pass a tensor [voxels, channels]")
+        if features.is_nested:
+            raise OperandError(
+                "features is a nested tensor; pass one [voxels, channels], as torch.cat(features.unbind())"
+            )
         shape = features.shape
         if len(shape) != 2 or shape[0] != voxels.indices.shape[0]:
             raise ShapeError(

@@ -127,6 +127,10 @@ def check_graph(A: tuple[Any, ...], name: str) -> None:
             "edge_weight [E] or None, and size (sources, targets), a number or None"
         )
     for called, part in (("edge_index", A[0]), ("edge_weight", A[1])):
+        if part is not None and part.is_nested:
+            raise OperandError(
+                f"{called} is a nested tensor; pass one for all edges, as torch.cat({called}.unbind(), -1)"
+            )
         if part is not None and part.layout is not torch.strided:
             raise OperandError(f"{called} is a {part.layout} tensor; pass {called}.to_dense()")
 

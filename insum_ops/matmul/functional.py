@@ -163,7 +163,7 @@ def _spmm(A: Any, B: Tensor, reduce: str) -> Tensor:
     statements = STATEMENTS.get(reduce) if isinstance(reduce, str) else None
     if statements is None:
         _refuse_reduce(reduce)
-    if not isinstance(B, Tensor) or B.ndim == 0 or B.layout is not torch.strided:
+    if not isinstance(B, Tensor) or B.is_nested or B.ndim == 0 or B.layout is not torch.strided:
         _refuse_dense(A, B)
     if type(A) is Tensor and reduce != "mean" and B.ndim <= 3 and not is_compiling():
         filled = remembered_format(A)
@@ -242,6 +242,8 @@ def _refuse_reduce(reduce: Any) -> NoReturn:
 def _refuse_dense(A: Any, B: Any) -> NoReturn:
     """Raise for a B that is no dense tensor with rows."""
     is_tensor = isinstance(B, Tensor)
+    if is_tensor and B.is_nested:
+        raise OperandError("B is a nested tensor; pass B.to_padded_tensor(0)")
     if isinstance(B, SparseFormat) or (is_tensor and B.layout is not torch.strided):
         kind = f"a {B.layout} tensor" if is_tensor else f"a {type(B).__name__}"
         is_swapped = isinstance(A, Tensor) and A.layout is torch.strided
@@ -437,6 +439,8 @@ def sddmm(pattern: Any, X: Tensor, Y: Tensor) -> Any:
 def _sddmm(pattern: Any, X: Tensor, Y: Tensor) -> Any:
     """Check the operands of a sampled product, and evaluate its statement."""
     for name, operand in (("X", X), ("Y", Y)):
+        if isinstance(operand, Tensor) and operand.is_nested:  # one of torch's older kind has no shape
+            raise OperandError(f"{name} is a nested tensor; pass a dense one [rows, D]")
         if not isinstance(operand, Tensor) or operand.ndim != 2:
             kind = list(operand.shape) if isinstance(operand, Tensor) else f"of type {type(operand).__name__}"
             raise OperandError(f"{name} is {kind}; pass a dense tensor [rows, D]")

@@ -14,7 +14,7 @@ from torch import Tensor
 from insum_ops import sddmm, spmm
 from insum_ops.compiler.language.errors import IndexRangeError, OperandError, ShapeError
 from insum_ops.formats import FormatError, GroupCOO
-from insum_ops.nn import SpMM
+from insum_ops.nn import SparseConvTensor, SpMM
 
 pytestmark = SPARSE_WARNINGS
 
@@ -33,6 +33,25 @@ def test_an_unknown_reduce_lists_the_choices():
     choices = "choose from 'sum', 'mean', 'max', 'min', 'amax', 'amin'"
     fails(OperandError, f"reduce is 'prod'; {choices}", A, B, "prod")
     fails(OperandError, f"reduce is ['sum']; {choices}", A, B, ["sum"])
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_are_refused_before_their_sizes_are_asked_for(layout: torch.layout) -> None:
+    B, edges = torch.ones(3, 2), torch.tensor([[0, 1, 2], [1, 2, 0]])
+    nested = torch.nested.nested_tensor([B, B], layout=layout)
+    for A in (sample()[0], GroupCOO.from_torch(sample()[0]), (edges, None)):
+        fails(OperandError, "B is a nested tensor; pass B.to_padded_tensor(0)", A, nested)
+    remedy = "is a nested tensor; pass one for all edges, as torch.cat"
+    fails(OperandError, f"edge_weight {remedy}(edge_weight.unbind(), -1)", (edges, nested), B)
+    fails(OperandError, f"edge_index {remedy}(edge_index.unbind(), -1)", (nested, None), B)
+    with pytest.raises(OperandError, match=r"^Y is a nested tensor; pass a dense one \[rows, D\]$"):
+        sddmm((edges, None), B, nested)
+    with pytest.raises(FormatError, match=r"^A is a nested tensor; pass A\.to_padded_tensor\(0\)$"):
+        GroupCOO.from_dense(nested)
+    remedy = r"pass one \[voxels, channels\], as torch\.cat\(features\.unbind\(\)\)"
+    with pytest.raises(OperandError, match=f"^features is a nested tensor; {remedy}$"):
+        SparseConvTensor(nested, torch.tensor([[0, 1, 1, 1]]), [2, 2, 2], 1)
 
 
 def test_shapes_that_do_not_fit():

@@ -563,3 +563,29 @@ def test_what_leaves_graphs_waits_for_no_tracer_to_be_imported(monkeypatch):
     monkeypatch.delitem(sys.modules, "torch._dynamo")
     assert uncompiled(lambda number: number + 1)(2) == 3
     assert "torch._dynamo" not in sys.modules
+
+
+@pytest.mark.every_route
+@pytest.mark.parametrize("text", ["C[i,j] += A[i,k] * B[j,k]", "C[P[i],j] = max(A[i,k] * B[j,k])"])
+def test_a_tangent_has_tangents(text: str) -> None:
+    """`jvp` in `jvp`: torch turns forward mode off in the rules of autograd functions."""
+    A, t, u, places = random(3, 2), random(3, 2), random(3, 2), torch.tensor([2, 0, 1], device=DEVICE)
+    index = {"P": places, "size": (3, 3)} if "P" in text else {}
+    function = lambda A: insum(text, A=A, B=A.sin(), **index).sum()
+    products = lambda A: A[:, None] * A.sin()  # [i, j, k]
+    dense = lambda A: (products(A).sum(2) if "+=" in text else products(A).amax(2)).sum()
+    twice = lambda f: jvp(lambda A: jvp(f, (A,), (t,))[1], (A,), (u,))[1]
+    assert_matches(twice(function), twice(dense))
+    assert_matches(jacfwd(jacfwd(function))(A), hessian(dense)(A))
+    assert_matches(jvp(lambda A: jacfwd(jacfwd(function))(A), (A,), (t,))[1], jvp(hessian(dense), (A,), (t,))[1])
+
+
+@pytest.mark.every_route
+def test_a_tangent_over_a_format_has_tangents() -> None:
+    dense, B, t = sparse_matrix(), random(6, 2), random(6, 2)
+    form = GroupCOO.from_dense(dense)
+    function = lambda values, B: insum(SPMM, A=form.with_values(values), B=B).sum()
+    inner = lambda values: jvp(lambda B: function(values, B), (B,), (t,))[1]
+    changes = torch.randn_like(form.values)
+    expected = (form.with_values(changes).to_dense() @ t).sum()
+    assert_matches(jvp(inner, (form.values,), (changes,))[1], expected)

@@ -500,7 +500,8 @@ class SparseFormat(Moves, NotTensor, FromTensors):
     def memory(self) -> dict[Any, Any]:
         """The cache of launch plans, which lives as long as the pattern, whatever the values; not for a tracer."""
         cache = self._pattern_cache
-        return cache.memory if cache.guard.hold() else self.pattern_cache.memory
+        guard = cache.guard  # it has no checks if nobody else has the coordinates: then it is not called
+        return cache.memory if not guard.checks or guard.hold() else self.pattern_cache.memory
 
     def as_private(self: Format) -> Format:
         """Return the format as one whose coordinates nobody else has: no call asks whether they have changed."""

@@ -26,7 +26,7 @@ from .format_operators import followed_sparse, implement
 from .functions import differentiable
 from .functorch_rules import transformed
 from .gradients import gradients_of, is_sum
-from .legacy_vmap import unbatch_gradients
+from .legacy_vmap import is_batched, unbatch_gradients
 from .operators import (
     below_autograd,
     refuse_transforms,
@@ -50,6 +50,7 @@ __all__ = [
     "gradients_key",
     "gradients_of",
     "implement",
+    "is_batched",
     "is_sum",
     "planned_backward",
     "refuse_transforms",

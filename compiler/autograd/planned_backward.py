@@ -43,7 +43,8 @@ def planned_backward(
         plans: `plans(ctx, saved, grad_output)`, which is asked once for each pass, returns what `planned` takes for the
             gradients: the cache, a key of the call, the tensors that are read beside the gradient of the result,
             whether lengths may vary, and `owned`. The cache is None where there are to be no plans. Sizes on which the
-            gradients depend are those of these tensors and of the result's gradient.
+            gradients depend are those of these tensors and of the result's gradient. If that is a batch that is older
+            than `torch.func`, which has no plan, it is asked once more for each gradient in it.
         gradients: `gradients(ctx, wanted, grad_output, *tensors)` returns a gradient or None for each argument of the
             function. It may be recorded, and where gradients are differentiated in turn it runs as it is.
         finish: `finish(ctx, saved, grads)` returns the gradients as autograd takes them, if a plan can't make them so.
@@ -65,7 +66,7 @@ def planned_backward(
 
     def backward(ctx: Any, grad_output: Tensor) -> Any:
         saved, wanted = ctx.saved_tensors, ctx.needs_input_grad  # unpacked once, as checkpointed layers want it
-        if is_dynamo() or is_batched(grad_output):
+        if is_dynamo():
             return computed(ctx, grad_output, saved, wanted)
         wanted = reached_gradients(ctx, wanted)
         call = cache, key, tensors, _, _ = plans(ctx, saved, grad_output)
@@ -74,6 +75,6 @@ def planned_backward(
             grads = replayed(cache, ("gradients", key, wanted), (grad_output, *tensors))
             if grads is not None:
                 return grads if finish is None else finish(ctx, saved, grads)
-        return computed(ctx, grad_output, saved, wanted, call)
+        return computed(ctx, grad_output, saved, wanted, None if is_batched(grad_output) else call)
 
     return backward

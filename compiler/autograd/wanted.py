@@ -38,7 +38,7 @@ def reached_gradients(ctx: Any, needs: tuple[bool, ...]) -> tuple[bool, ...]:
         return needs
     nodes = ctx.next_functions
     for node, _ in nodes:  # None for a tensor that needs no gradient
-        if type(node) is not LEAF and node is not None:
+        if type(node) is not LEAF and node is not None and not _is_reached(node):
             break
     else:
         return needs

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -82,7 +82,7 @@ def plan_of(steps: Steps, services: Services, lengths: Sequence[Any] = ()) -> Pl
     exec(compile(source, "<launch plan>", "exec"), scope)
     # in cells, not in the scope, which would hold the function that holds the scope
     replay = scope["plan"](**writer.constants)
-    is_launched = all([isinstance(step, Launch) or step.function is ALLOCATE for step in steps.steps])
+    is_launched = all([step.function is ALLOCATE for step in steps.steps if writer.is_called(step)])
     return Plan(steps.steps, steps.ranges, steps.pinned, steps.result, source, replay, is_launched)
 
 
@@ -232,15 +232,19 @@ class _Writer:
         for at, step in enumerate(self.plan.steps):
             if isinstance(step, Launch):
                 self.write_launch(step)
-            elif step.views and step.views[0].slot.number in self.is_view_only:
+            elif self.is_called(step):
+                self.write_call(step)
+            else:
                 for view in step.views:
                     self.pointers[view.slot.number] = _sum(self.pointer(view.base.number), view.offset)
-            else:
-                self.write_call(step)
             done = [self.names[number] for number in last.get(at, ()) if number in self.names]
             if done and at + 1 < len(self.plan.steps):
                 self.lines.append(" = ".join([*done, "None"]))  # memory that the next step may have
         self.lines.append(f"return {self.text(self.plan.result)}")
+
+    def is_called(self, step: Step) -> TypeGuard[Call]:
+        """Return whether a replay calls a step's function: it launches a kernel, and of some views needs no tensor."""
+        return isinstance(step, Call) and not (step.views and step.views[0].slot.number in self.is_view_only)
 
     def _last_uses(self) -> dict[int, list[int]]:
         """Return the tensors that no step after a given one reads, as a tensor or by an address into it."""

@@ -14,6 +14,7 @@ from ..compiler import (
     composite,
     direct_apply,
     followed,
+    is_batched,
     keep_learning,
     owned,
     planned,
@@ -288,6 +289,8 @@ def _prepare(features: Tensor, weight: Tensor, kernel_map: KernelMap, groups: in
 
 
 def _plans(ctx: Any, saved: tuple[Tensor, Tensor], dOut: Tensor) -> Any:
+    if is_batched(dOut):  # whose products can't be timed
+        return None, (), saved, True, None
     ctx.call = call = gradient_call(Backward(dOut, *saved, ctx.needs_input_grad[1:3], *ctx.over))
     return PLANS, (*call.key, ctx.bias_dtype), (*saved, *call.tensors), True, None
 
@@ -354,7 +357,11 @@ def gradient_call(backward: Backward) -> _GradientCall:
         of_weight, is_sized = _operands_of_sums(backward)
         is_settled = is_settled and is_sized
     tensors = *(() if of_features is None else of_features.tensors), *of_weight.values()
-    call = _GradientCall(key, tensors, of_features, of_weight)
+    # both gradients may read the same groups, and no guard takes a tensor twice
+    distinct = {id(tensor): tensor for tensor in tensors}
+    places = [*distinct]
+    key = *key, *[places.index(id(tensor)) for tensor in tensors]
+    call = _GradientCall(key, tuple(distinct.values()), of_features, of_weight)
     if is_settled and may_keep(*tensors):
         kernel_map.memory[mark] = call
     return call

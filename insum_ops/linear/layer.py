@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..compiler import InsumError, OperandError, outside_modes, shortened, takes_composites
+from ..compiler import InsumError, OperandError, outside_modes, replayed, shortened, takes_composites
 from ..formats import BlockCOO
 from ..formats.convert import split_blocks
 from ..formats.guard import ChangeGuards, may_keep
@@ -266,13 +266,6 @@ class BlockSparseLinear(NotScripted, nn.Module):
             >>> BlockSparseLinear(64, 48, block_size=16, density=0.5)(torch.randn(7, 64)).shape
             torch.Size([7, 48])
         """
-        if not isinstance(x, Tensor):
-            raise OperandError(f"x is of type {type(x).__name__}; pass a tensor [..., in_features]")
-        if x.is_nested:  # before its strides are asked for, which ends the process
-            raise OperandError(
-                "x is a nested tensor; pass a padded one, as x.to_padded_tensor(0.0), and give an "
-                "nn.TransformerEncoder that makes them enable_nested_tensor=False"
-            )
         own = self._parameters  # as in `_parameter`, whose calls would cost more than what they do
         weight: Any = own["weight"] if "weight" in own else self.weight  # noqa: SIM401 - asked for only if it is gone
         bias = own["bias"] if "bias" in own else self.bias  # noqa: SIM401
@@ -285,6 +278,25 @@ class BlockSparseLinear(NotScripted, nn.Module):
     def _multiplied(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return the product, by its launch plan if it has one and neither a tracer nor a mode may follow the call."""
         features = self.out_features, self.in_features
+        cached = None if is_dynamo() else self._weight_format
+        if cached is not None and cached.coords is self._buffers["coords"] and cached.guard.hold():
+            form = cached.form
+            if form.values is weight:
+                tensors = (x, weight) if bias is None else (x, weight, bias)
+                value = replayed(form.memory, (EXPR, form.shape != features), tensors, (), form)
+                if value is not None:
+                    return value  # type: ignore[no-any-return]
+        return self._multiplied_anew(x, weight, bias, features)
+
+    def _multiplied_anew(self, x: Tensor, weight: Tensor, bias: Tensor | None, features: tuple[int, int]) -> Tensor:
+        """Check x, and return the product where it has no launch plan; a tracer may read the code."""
+        if not isinstance(x, Tensor):
+            raise OperandError(f"x is of type {type(x).__name__}; pass a tensor [..., in_features]")
+        if x.is_nested:  # before its strides are asked for, which ends the process
+            raise OperandError(
+                "x is a nested tensor; pass a padded one, as x.to_padded_tensor(0.0), and give an "
+                "nn.TransformerEncoder that makes them enable_nested_tensor=False"
+            )
         if is_dynamo() and takes_composites():
             return traced_layer(x, weight, bias, self.coords, features, self.block_size)  # type: ignore[no-any-return]
         try:

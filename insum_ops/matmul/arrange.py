@@ -41,17 +41,13 @@ class Arranged:
     pattern: SparseFormat
     source: Tensor | None  # [P*Q]  which entry each slot holds, any for padding; None: slot e holds entry e
     memory: dict[Any, Any] = field(init=False)  # the pattern's launch plans: nobody else can change its coordinates
+    is_listed: bool = field(init=False)  # entries are in the order of their source, not yet sorted into a format
     uses: int = 1  # products with a pattern whose entries are as listed
     is_in_graph: bool = False  # a CUDA graph goes on reading these entries as they are listed
     listed_before: object = None  # what held them as listed, kept for such a graph
 
     def __post_init__(self) -> None:
-        self.memory = self.pattern.memory
-
-    @property
-    def is_listed(self) -> bool:
-        """Whether entries are in the order of their source, not yet sorted into a format."""
-        return type(self.pattern) is Listed
+        self.memory, self.is_listed = self.pattern.memory, type(self.pattern) is Listed
 
     def stays_listed(self) -> bool:
         """Count one more product with a pattern as listed; return whether it is one too, and not of a format.

@@ -21,6 +21,7 @@ from insum_ops.compiler.runtime.enqueue import LaunchCall
 from insum_ops.compiler.runtime.launch import misaligned
 from insum_ops.compiler.runtime.plan import EPOCH, plan_of
 from insum_ops.compiler.runtime.plan_cache import SERVICES, keep_learning, planned, replayed
+from insum_ops.compiler.runtime.plan_steps import ALLOCATE
 from insum_ops.compiler.runtime.recording import Recording, active, paused
 
 pytestmark = pytest.mark.cpu
@@ -322,6 +323,17 @@ def test_views_that_kernels_alone_read_are_addresses(pointers):
     expected = [address_of(x, 2, 0), address_of(result, 4, 0), address_of(result, 2, 0), address_of(pinned, 1, 0)]
     assert (programs, arguments) == (1, [*expected, 4])
     assert plan.source.count("(x0, 1)") == plan.source.count("= f") == 1  # the product alone is asked for a tensor
+
+
+def test_a_plan_of_kernels_over_views_has_nothing_that_torch_could_record(pointers):
+    launch = Launching(2)
+    made = lambda: ALLOCATE((4, 4), (4, 1))
+    launched = lambda x: (launch(x.expand(4, 4), result := made()), result)[1]
+    viewed = lambda x: (launch(x, result := made()), result.view(2, 8))[1]
+    plans = [plan_for(function, aligned(4), services=pointers.services) for function in (launched, viewed)]
+    assert [plan.is_launched for plan in plans] == [True, True]
+    plan = plan_for(lambda x: launched(x * 1), aligned(4), services=pointers.services)
+    assert not plan.is_launched
 
 
 def test_interpreted_kernels_take_tensors():

@@ -209,7 +209,8 @@ class SparseFormat(Moves, NotTensor, FromTensors):
         """Return a format of these parts, with the cache of its pattern."""
         form = object.__new__(cls)
         parts = {"coords": coords, "values": values, "shape": shape, "group_dim": group_dim, "block_size": block_size}
-        vars(form).update(parts, _pattern_cache=cache)
+        for name, part in {**parts, "_pattern_cache": cache}.items():  # as older tracers follow it, not all at once
+            object.__setattr__(form, name, part)
         return form
 
     def _with(self: Format, **parts: object) -> Format:

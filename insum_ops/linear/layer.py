@@ -269,34 +269,34 @@ class BlockSparseLinear(NotScripted, nn.Module):
         own = self._parameters  # as in `_parameter`, whose calls would cost more than what they do
         weight: Any = own["weight"] if "weight" in own else self.weight  # noqa: SIM401 - asked for only if it is gone
         bias = own["bias"] if "bias" in own else self.bias  # noqa: SIM401
-        return self._multiplied(x, weight, bias)
+        value = None if is_dynamo() else self._replayed(x, weight, bias)
+        return self._multiplied(x, weight, bias) if value is None else value
 
     if TYPE_CHECKING:
         # nn.Module's own returns Any
         def __call__(self, x: Tensor) -> Tensor: ...
 
-    def _multiplied(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the product, by its launch plan if it has one and neither a tracer nor a mode may follow the call."""
-        features = self.out_features, self.in_features
-        cached = None if is_dynamo() else self._weight_format
-        if cached is not None and cached.coords is self._buffers["coords"] and cached.guard.hold():
-            form = cached.form
-            if form.values is weight:
-                tensors = (x, weight) if bias is None else (x, weight, bias)
-                value = replayed(form.memory, (EXPR, form.shape != features), tensors, (), form)
-                if value is not None:
-                    return value  # type: ignore[no-any-return]
-        return self._multiplied_anew(x, weight, bias, features)
+    def _replayed(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+        """Return the product by its launch plan, None if it has none for tensors like these."""
+        cached = self._weight_format
+        if cached is None or cached.coords is not self._buffers["coords"] or not cached.guard.hold():
+            return None
+        form, tensors = cached.form, (x, weight) if bias is None else (x, weight, bias)
+        if form.values is not weight or not isinstance(x, Tensor):
+            return None
+        key = EXPR, form.shape != (self.out_features, self.in_features)
+        return replayed(form.memory, key, tensors, (), form)  # type: ignore[no-any-return]
 
-    def _multiplied_anew(self, x: Tensor, weight: Tensor, bias: Tensor | None, features: tuple[int, int]) -> Tensor:
+    def _multiplied(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Check x, and return the product where it has no launch plan; a tracer may read the code."""
         if not isinstance(x, Tensor):
             raise OperandError(f"x is of type {type(x).__name__}; pass a tensor [..., in_features]")
-        if x.is_nested:  # before its strides are asked for, which ends the process
+        if x.is_nested:
             raise OperandError(
                 "x is a nested tensor; pass a padded one, as x.to_padded_tensor(0.0), and give an "
                 "nn.TransformerEncoder that makes them enable_nested_tensor=False"
             )
+        features = self.out_features, self.in_features
         if is_dynamo() and takes_composites():
             return traced_layer(x, weight, bias, self.coords, features, self.block_size)  # type: ignore[no-any-return]
         try:
@@ -516,10 +516,10 @@ class BlockSparseLinear(NotScripted, nn.Module):
         if settled is not None and is_current and settled.hold():
             return
         if settled is None or not is_current or not settled.have_kept_values():
-            if is_current:
-                raise OperandError(OVERWRITTEN)
             if not is_pattern(coords, self.grid):
                 return  # `make_weight_format` refuses it
+            if is_current:
+                raise OperandError(OVERWRITTEN)
         self._settled = ChangeGuards([coords])
         self._settled.keep_values()
 

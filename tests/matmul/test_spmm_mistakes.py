@@ -141,7 +141,7 @@ def test_complex_values():
     remedy = "multiply by the real and by the imaginary part"
     sparse = A.to_dense().to_sparse().to(torch.complex64)
     fails(OperandError, f"A holds values of torch.complex64; {remedy}", sparse, B)
-    array = scipy.sparse.csr_array(A.to_dense().numpy()).astype(numpy.complex64)
+    array = scipy.sparse.csr_array(A.to_dense().cpu().numpy()).astype(numpy.complex64)
     fails(OperandError, f"A holds values of torch.complex64; {remedy}", array, B)
     graph = torch.tensor([[0], [1]]), torch.ones(1, dtype=torch.complex64)
     fails(OperandError, f"edge_weight is torch.complex64; {remedy}", graph, B)

@@ -369,7 +369,12 @@ def _refused():
     }
 
 
-@pytest.mark.parametrize("name", list(_refused()))
+# torch 2.11 fails an assertion of its own where a broken graph goes on with `raise`
+NOT_RAISED = pytest.mark.xfail(torch.__version__ < (2, 12), reason="an older torch", raises=AssertionError, strict=True)
+RAISED = ("BlockSparseLinear", "FullyConnectedTensorProduct")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[NOT_RAISED] * (name in RAISED)) for name in _refused()])
 def test_what_a_compiled_call_refuses_is_raised_as_by_any_other_call(name):
     call, x, is_operator = _refused()[name]
     with pytest.raises(InsumError) as ordinary:

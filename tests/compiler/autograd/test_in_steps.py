@@ -80,7 +80,8 @@ def gradients(value: Tensor, tensors: dict[str, Tensor], upstream: Tensor) -> di
 def slow(monkeypatch):
     """Steps are worth it, also on a CPU, where torch differentiates what is dense; sums may be rounded on the way."""
     monkeypatch.setattr(torch_gradients, "INTERPRETED", True)
-    with described_as(SLOW), reduced_precision(True):
+    # a GPU is described for one thread, in which gradients are computed too
+    with described_as(SLOW), reduced_precision(True), torch.autograd.set_multithreading_enabled(False):
         yield
 
 

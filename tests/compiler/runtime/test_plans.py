@@ -757,3 +757,15 @@ def test_what_transforms_wrap_does_not_reach_a_plan_that_learns():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert replayed(cache, "twice", (x,), (), seen) is None
     assert not seen
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_is_no_tensor_of_a_plan() -> None:
+    """A guard would ask for its strides, at which torch ends the process."""
+    cache, rows = dict[Any, Any](), torch.ones(3, 4)
+    for _ in range(5):
+        planned(cache, "sum", lambda x: x + 1, [rows])
+    nested = torch.nested.nested_tensor([torch.ones(3, 4), torch.ones(2, 4)])
+    assert replayed(cache, "sum", [rows]) is not None
+    assert replayed(cache, "sum", [nested]) is None
+    assert all((part == 2).all() for part in planned(cache, "sum", lambda x: x + 1, [nested]).unbind())

@@ -156,6 +156,7 @@ def test_what_runs_but_can_not_be_timed_for_lack_of_memory_is_left_out(folder, m
     assert not [*(folder / "tuning").glob("*.json")]
 
 
+@pytest.mark.cpu
 @pytest.mark.usefixtures("folder")
 def test_a_long_call_on_a_cpu_is_timed_once_and_a_short_one_a_few_times(monkeypatch):
     """By a clock that the calls move on; before it is timed, each runs once."""

@@ -144,8 +144,9 @@ def replayed(
     """
     recent = cache.get((call_key, numbers, len(tensors), is_grad_enabled()))
     if recent and not modes() and not is_forward_mode() and not Recordings.count:
-        if any([tensor.is_nested for tensor in tensors]):  # whose strides a guard asks for, which ends the process
-            return None
+        for tensor in tensors:
+            if tensor.is_nested:  # a guard would ask for its strides, which ends the process
+                return None
         for guard, layout, learn in recent:
             if guard(*tensors):
                 for plan in layout.plans:

@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from sparse_inputs import SPARSE_WARNINGS
 from tolerances import assert_matches
 
 pytestmark = pytest.mark.cpu
@@ -56,6 +57,7 @@ def test_the_matrix_is_normalised_symmetrically():
     assert nodes == 4
 
 
+@SPARSE_WARNINGS
 def test_the_graph_network_equals_its_dense_and_its_plain_twin():
     gcn = example("gcn")
     edge_index, weight, nodes = A = gcn.normalised(torch.randint(12, (2, 30)), 12)

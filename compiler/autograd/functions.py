@@ -78,9 +78,10 @@ def differentiable(
     if plan is not None:
         if by_torch(expr, operands, size):  # torch records the gradients of what it runs
             return planned(*plan, "learns")  # type: ignore[no-any-return]
+        _, key, _, tensors, *_ = plan
         # what is timed has plans of its own, which no later call comes to
-        if is_faster_by_torch(expr, operands, size, lambda way: _way(call, plan, way, ("timed", way, plan[1]))):
-            return _way(call, plan, BY_TORCH, plan[1])(plan[3])
+        if is_faster_by_torch(expr, operands, size, lambda way: _way(call, plan, way, ("timed", way, key))):
+            return _way(call, plan, BY_TORCH, key)(tensors)
         return _learned(call, operands, *plan)
     is_watching = is_compiling() or modes()
     if is_watching and (

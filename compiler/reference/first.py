@@ -23,7 +23,7 @@ __all__ = ["MultipliedFirst", "multiplied_first"]
 MOST_WORK = 2  # times the products of the statement as it stands; those of matrices take less time each
 
 
-class First(NamedTuple):
+class EarlyProduct(NamedTuple):
     """Two factors, and the dimensions of their product that stand for index tensors, which gather from it."""
 
     factors: tuple[Access, Access]
@@ -31,7 +31,7 @@ class First(NamedTuple):
     kept: tuple[str, ...]  # names that the product has beside them
 
 
-def multiplied_first(bound: Bound) -> First | None:
+def multiplied_first(bound: Bound) -> EarlyProduct | None:
     """Return which factors of a sum are multiplied before they are gathered; None if that takes more memory or work.
 
     They have a name that is summed over and that no other factor has. Their product holds no more numbers than either
@@ -44,13 +44,13 @@ def multiplied_first(bound: Bound) -> First | None:
     for name in statement.summed:
         factors = tuple(access for access in statement.accesses if name in access.names)
         if name not in pointing and len(factors) == 2 and all(map(_reads_plainly, factors)):
-            first = _first_of(bound, factors)
+            first = _early_product(bound, factors)
             if first is not None:
                 return first
     return None
 
 
-def _first_of(bound: Bound, factors: tuple[Access, ...]) -> First | None:
+def _early_product(bound: Bound, factors: tuple[Access, ...]) -> EarlyProduct | None:
     statement, (left, right) = bound.statement, factors
     indexed = [(index, (access.name, dim)) for access in factors for dim, index in enumerate(access.indices)]
     positions = dict[Access, tuple[str, int]]()
@@ -73,7 +73,7 @@ def _first_of(bound: Bound, factors: tuple[Access, ...]) -> First | None:
     gathered = [prod(example_of(extents[name]) for name in access.names) for access in factors if access.is_indirect]
     if rows * own > max(gathered) or rows > MOST_WORK * all_entries:
         return None
-    return First((left, right), positions, kept)
+    return EarlyProduct((left, right), positions, kept)
 
 
 def _reads_plainly(access: Access) -> bool:
@@ -87,7 +87,7 @@ class MultipliedFirst(Faster):
     """The graph of one bound statement, in which factors may be multiplied before they are gathered."""
 
     @cached_property
-    def first(self) -> First | None:
+    def first(self) -> EarlyProduct | None:
         """The factors that are multiplied first; None if there are none, or the way is another."""
         first = multiplied_first(self.bound)
         if first is None or any(index.name in self.padded for index in first.positions):
@@ -116,7 +116,7 @@ class MultipliedFirst(Faster):
             operands.append(self.pair(pair, tuple(names)))
         return self.pair(operands, axes)
 
-    def gathered_product(self, first: First) -> Value:
+    def gathered_product(self, first: EarlyProduct) -> Value:
         """Return what index tensors choose of the product of two factors at all positions."""
         axes = tuple(map(str, first.positions))
         for axis, (name, dim) in zip(axes, first.positions.values()):

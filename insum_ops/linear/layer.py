@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..compiler import InsumError, OperandError, outside_modes, replayed, shortened, takes_composites
+from ..compiler import InsumError, OperandError, outside_modes, shortened, takes_composites
 from ..formats import BlockCOO
 from ..formats.convert import split_blocks
 from ..formats.guard import ChangeGuards, may_keep
@@ -42,7 +42,7 @@ from .patterns import (
     uniform,
     weight_and_bias,
 )
-from .product import EXPR, padded_product, product, product_of_parts, traced_layer
+from .product import EXPR, padded_product, product, product_of_parts, replayed_product, traced_layer
 from .remap import check_optimizer, holders, moved_states, put_states, resize_, sources, take
 from .sharded import agreed, held_weight, shards_of
 from .state import Blocked, mismatch
@@ -281,11 +281,10 @@ class BlockSparseLinear(NotScripted, nn.Module):
         cached = self._weight_format
         if cached is None or cached.coords is not self._buffers["coords"] or not cached.guard.hold():
             return None
-        form, tensors = cached.form, (x, weight) if bias is None else (x, weight, bias)
+        form = cached.form
         if form.values is not weight or not isinstance(x, Tensor):
             return None
-        key = EXPR, form.shape != (self.out_features, self.in_features)
-        return replayed(form.memory, key, tensors, (), form)  # type: ignore[no-any-return]
+        return replayed_product(x, form, bias, form.shape != (self.out_features, self.in_features))
 
     def _multiplied(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Check x, and return the product where it has no launch plan; a tracer may read the code."""

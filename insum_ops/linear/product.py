@@ -34,10 +34,16 @@ from ..formats.torch_state import (
 from ..functional import insum
 from .weight_format import check_blocks
 
-__all__ = ["EXPR", "padded_product", "product", "product_of_parts", "traced_layer"]
+__all__ = ["EXPR", "padded_product", "product", "product_of_parts", "replayed_product", "traced_layer"]
 
 EXPR = "Y[t,o] += X[t,i] * W[o,i]"
 BIAS_GRADIENT = "dBias[o] += dY[t,o]"
+
+
+def replayed_product(x: Tensor, W: BlockCOO, bias: Tensor | None, is_padded: bool) -> Tensor | None:
+    """Return what `product` does, by the launch plan of calls like this one; None if there is none."""
+    tensors = (x, W.values) if bias is None else (x, W.values, bias)
+    return replayed(W.memory, (EXPR, is_padded), tensors, (), W)  # type: ignore[no-any-return]
 
 
 def product(
@@ -55,10 +61,10 @@ def product(
     if run is None and (isinstance(W, FormatParts) or is_compiling()):
         return _evaluate(x, W, bias)
     assert not isinstance(W, FormatParts)
-    cache, marks, tensors = W.memory, (EXPR, is_padded), (x, W.values) if bias is None else (x, W.values, bias)
-    value = replayed(cache, marks, tensors, (), W)
+    value = replayed_product(x, W, bias, is_padded)
     if value is not None:
-        return value  # type: ignore[no-any-return]
+        return value
+    cache, marks, tensors = W.memory, (EXPR, is_padded), (x, W.values) if bias is None else (x, W.values, bias)
     if not wants_gradient(tensors):
         anew = run or (lambda: _evaluate(x, W, bias))
         return planned(cache, marks, lambda *_: anew(), tensors, owned=W)

@@ -269,7 +269,7 @@ def test_a_transform_inside_a_compiled_function_is_followed():
     assert_matches(call(x.features.detach()), expected)
 
 
-@pytest.mark.xfail(torch.__version__ < (2, 12), reason="an older torch loses what a checkpoint returns in a dataclass")
+@pytest.mark.xfail(torch.__version__ < (2, 12), strict=True, reason="it loses what a checkpoint returns")
 def test_a_checkpoint_inside_a_compiled_function_takes_a_sparse_tensor():
     layer, x = submanifold(), cloud()
     call, _ = compiled(lambda x: checkpoint(layer, x, use_reentrant=False))

@@ -18,7 +18,7 @@ from .contraction_path import contraction_path, example_of
 from .layouts import laid_out
 from .recipes import recipe_for, suited_group_dim
 from .rewrite import sparse_factor
-from .shape_class import SHORT_LENGTH, bucket, fact_class, known_divisor, power_of_two, shape_class
+from .shape_class import SHORT_LENGTH, bucket, fact_class, known_divisor, power_of_two, shape_class, undivided
 from .sparse_protocol import (
     Kind,
     Recipe,
@@ -62,5 +62,6 @@ __all__ = [
     "sized",
     "sparse_factor",
     "suited_group_dim",
+    "undivided",
     "whole_along",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...formats.facts import SHORT_LENGTH
 
-__all__ = ["SHORT_LENGTH", "bucket", "fact_class", "known_divisor", "power_of_two", "shape_class"]
+__all__ = ["SHORT_LENGTH", "bucket", "fact_class", "known_divisor", "power_of_two", "shape_class", "undivided"]
 
 DIVISORS = (1024, 128, 16)  # the longest block; the longest that most kernels take; the shortest side of a dot
 NEAR = 2**28  # elements, above which bytes may pass what 32 bits count
@@ -50,6 +50,18 @@ def shape_class(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[objec
     if span >= NEAR:
         return shape, strides
     return bucket(length), known_divisor(length), shape[1:], strides
+
+
+def undivided(length_class: tuple[object, ...]) -> tuple[object, ...]:
+    """Return the shape class of lengths that nothing divides: a kernel for it serves the given class too.
+
+    >>> undivided(shape_class((1024, 4), (4, 1))) == shape_class((999, 4), (4, 1)), undivided(((48, 4), (4, 1)))
+    (True, ((48, 4), (4, 1)))
+    """
+    if len(length_class) == 2:  # a short length, or a fact's, of which no kernel knows a divisor
+        return length_class
+    power, _, *rest = length_class
+    return power, 1, *rest
 
 
 def fact_class(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[object, ...]:

@@ -7,7 +7,8 @@
 The first call of a kind runs the function as it is, and leaves behind whatever the function keeps. The second one is
 recorded, and its steps become a plan. Over a pattern, which may be gone after one call, the first call is not counted,
 so that these are the second and the third. Calls over plain tensors may differ in the lengths of first dimensions:
-of two recorded runs with other lengths a plan for all such lengths is made.
+of two recorded runs with other lengths a plan for all such lengths is made. Lengths that a kernel knows a divisor of
+have plans of their own if they come first; if not, those of lengths that nothing divides serve them.
 
 A cache is a dictionary that its owner keeps as long as what `call_key` and pinned tensors stand for: a format keeps one
 with its pattern, and another one as soon as the pattern changes.
@@ -39,7 +40,7 @@ from ...formats.torch_state import (
     set_grad_enabled,
     transforms,
 )
-from ..binding import fact_class, shape_class
+from ..binding import fact_class, shape_class, undivided
 from .generalise import generalised
 from .launch import INTERPRETED, SEVERAL_GPUS, misaligned
 from .plan import Plan, Services, plan_of
@@ -270,15 +271,16 @@ def _by_key(
     any_length, lengths = None, list[int | None]()
     if varies:
         any_length_key, lengths = _any_length_key(settings, tensors, numbers, facts)
-        any_length = cache.get(any_length_key)
+        any_length = served = cache.get(any_length_key)
+        if served is None or not served.plans:
+            served = cache.get(_undivided_key(any_length_key))
+        for plan in () if layout is not None or served is None else served.plans:
+            result = plan.replay(*tensors, *numbers)
+            if result is not None:
+                cache[key] = served  # found sooner the next time
+                return result
         if any_length is None:
             any_length = cache[any_length_key] = _AnyLength()
-        elif layout is None:
-            for plan in any_length.plans:
-                result = plan.replay(*tensors, *numbers)
-                if result is not None:
-                    cache[key] = any_length  # found sooner the next time
-                    return result
     if layout is None:
         if any_length is None or not any_length.plans:
             cache[key] = _Layout()
@@ -312,16 +314,30 @@ def _repeated(tensors: Sequence[Tensor]) -> tuple[int, ...]:
 def _any_length_key(
     settings: tuple[Any, ...], tensors: Sequence[Tensor], numbers: tuple[int, ...], facts: int
 ) -> tuple[tuple[Any, ...], list[int | None]]:
-    """Return the cache key that calls share which differ in the lengths of first dimensions, and those lengths."""
+    """Return the cache key that calls share which differ in the lengths of first dimensions, and those lengths.
+
+    Its last part is the classes of the lengths.
+    """
     call_key, _, *state = settings
-    key: tuple[Any, ...] = ("any length", call_key, *state, *[shape_class((number,), (1,)) for number in numbers])
+    classes: list[tuple[Any, ...]] = [shape_class((number,), (1,)) for number in numbers]
+    kinds: tuple[Any, ...] = ()
     lengths, read = list[int | None](), len(tensors) - facts
     for at, tensor in enumerate(tensors):
         shape, strides = tensor.shape, tensor.stride()
         length_class = shape_class(shape, strides) if at < read else fact_class(shape, strides)
-        key += (length_class, tensor.dtype, tensor.device)
+        classes.append(length_class)
+        kinds += tensor.dtype, tensor.device
         lengths.append(None if length_class[0] is shape else shape[0])
-    return key + _repeated(tensors), [*lengths, *numbers]
+    return ("any length", call_key, *state, kinds, *_repeated(tensors), tuple(classes)), [*lengths, *numbers]
+
+
+def _undivided_key(any_length_key: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the key of calls like these over lengths that nothing divides, whose plans hold for these too.
+
+    Lengths that are new at every call would otherwise need a plan, and kernels, for each set of divisors.
+    """
+    *rest, classes = any_length_key
+    return *rest, tuple(map(undivided, classes))
 
 
 def _recorded(

@@ -9,6 +9,7 @@ from statements import DEVICE, IS_INTERPRETED
 from tolerances import assert_matches
 
 from insum_ops import insum
+from insum_ops.compiler import pipeline
 from insum_ops.compiler.language.errors import IndexRangeError
 
 # long enough to count roughly; few where kernels are interpreted
@@ -88,6 +89,19 @@ def test_new_lengths_after_three_that_came_often(name, dtype):
 def test_lengths_of_which_each_comes_once(name):
     for length in (600, 602, 777, 1000, 601, 905):
         call(name, length)
+
+
+@pytest.mark.every_route
+@pytest.mark.parametrize("name", CASES)
+def test_lengths_that_something_divides_need_no_plan_of_their_own(name, monkeypatch):
+    """Of clouds and graphs a few are as long as 16 divides: each set of such lengths had taken kernels of its own."""
+    for length in (593, 599, 601, 597):
+        call(name, length)
+    planned, runner_of = [], pipeline.runner_of
+    monkeypatch.setattr(pipeline, "runner_of", lambda *args: planned.append(args) or runner_of(*args))
+    for length in (608, 640, 605, 1008, 592):
+        call(name, length)
+    assert not planned
 
 
 def test_lengths_that_were_equal_may_differ_later():

@@ -249,6 +249,7 @@ class Grouped(MultipliedFirst):
         given = tuple(self.tensors[name] for name in members)
         arguments = index, given, tensors, tuple(lengths), self.product(self.sizes(grouping.entry[1:]))
         run = _runner(function, form)
+        self.makers += (run,)
         if owner is not None:
             return self.call(run, self.start(), *arguments, self.tensors[owner.name])
         if grouping.is_summed:

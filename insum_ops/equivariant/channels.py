@@ -29,7 +29,7 @@ from ..formats.facts import ConstantTables
 from ..formats.torch_state import asked_once, is_compiling, is_free, is_grad_enabled, is_watched
 from ..functional import insum_pinned
 from ..lru_cache import LRUCache
-from .constants import Memory, on_device
+from .constants import Memory, copy_on
 from .contraction import Contractions, Rows, outside_autocast
 
 __all__ = ["ALL_APART", "APART", "MIXED", "UNWEIGHTED", "Channels", "statement"]
@@ -79,7 +79,7 @@ class Channels(Contractions):
         """
         if (device, dtype) not in self.copies and is_watched():
             return None
-        return on_device(self.copies, device, dtype, self.copied)
+        return copy_on(self.copies, device, dtype, self.copied)
 
     def copied(self, device: torch.device, dtype: torch.dtype) -> Sides:
         """Return what `on` does, copied to the device now."""

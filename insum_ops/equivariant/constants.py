@@ -13,7 +13,7 @@ from ..compiler import outside_transforms
 from ..formats.guard import may_keep
 from ..formats.torch_state import HALF
 
-__all__ = ["Constants", "Memory", "on_device"]
+__all__ = ["Constants", "Memory", "copy_on"]
 
 T = TypeVar("T")
 
@@ -25,7 +25,7 @@ class Memory(dict[Any, Any]):
         return Memory, ()
 
 
-def on_device(
+def copy_on(
     copies: dict[tuple[torch.device, Any], T],
     device: torch.device,
     dtype: torch.dtype | None,
@@ -42,7 +42,7 @@ def on_device(
         if may_keep():
             copy = copies.setdefault((device, dtype), copy)
             for cast_dtype in HALF if dtype == torch.float32 else ():
-                on_device(copies, device, cast_dtype, copied)
+                copy_on(copies, device, cast_dtype, copied)
     return copy
 
 
@@ -55,7 +55,7 @@ class Constants:
 
     def on(self, device: torch.device, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """Return the tensors on a device, those of floating point in a dtype; None for the dtype that they have."""
-        return on_device(self.copies, device, dtype, self.copied)
+        return copy_on(self.copies, device, dtype, self.copied)
 
     def copied(self, device: torch.device, dtype: torch.dtype | None) -> dict[str, Tensor]:
         """Return the tensors on a device, copied there now."""

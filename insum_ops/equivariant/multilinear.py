@@ -20,7 +20,7 @@ from torch import Tensor
 from ..formats import ELL
 from ..formats.torch_state import is_transformed
 from ..functional import insum
-from .constants import Memory, on_device
+from .constants import Memory, copy_on
 from .contraction import NO_ROWS, Contractions, Rows, outside_autocast
 
 __all__ = ["Multilinear"]
@@ -57,7 +57,7 @@ class Multilinear(Contractions):
 
     def on(self, device: torch.device, dtype: torch.dtype) -> Multilinear:
         """Return the product over coefficients on a device, in all groupings: a tracer may meet gradients' first."""
-        return on_device(self.copies, device, dtype, self.copied)
+        return copy_on(self.copies, device, dtype, self.copied)
 
     def copied(self, device: torch.device, dtype: torch.dtype) -> Multilinear:
         """Return the product over coefficients on a device, copied there now."""

@@ -28,7 +28,7 @@ from ..functional import insum, insum_pinned
 from ..lru_cache import LRUCache
 from .channels import Channels
 from .choice import fastest_way
-from .constants import Constants, Memory, on_device
+from .constants import Constants, Memory, copy_on
 from .contraction import NO_ROWS, Contractions, Rows
 
 __all__ = [
@@ -211,7 +211,7 @@ class Tables:
 
     def on(self, device: torch.device, dtype: torch.dtype) -> OnDevice:
         """Return the tables on a device, copied there by the first call."""
-        return on_device(self.copies, device, dtype, self.copied)
+        return copy_on(self.copies, device, dtype, self.copied)
 
     def copied(self, device: torch.device, dtype: torch.dtype) -> OnDevice:
         """Return the tables on a device, copied there now."""

@@ -77,9 +77,8 @@ class Channels(Contractions):
         A key is the one of the four that is made, and those that are flat: "", "X", "Z" or "XZ". The result is None if
         the first call comes while torch traces or transforms it: tensors made then may hold no numbers.
         """
-        if (device, dtype) not in self.copies and is_watched():
-            return None
-        return copy_on(self.copies, device, dtype, self.copied)
+        sides = self.copies.get((device, dtype))
+        return sides if sides or is_watched() else copy_on(self.copies, device, dtype, self.copied)
 
     def copied(self, device: torch.device, dtype: torch.dtype) -> Sides:
         """Return what `on` does, copied to the device now."""

@@ -55,7 +55,7 @@ class Constants:
 
     def on(self, device: torch.device, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """Return the tensors on a device, those of floating point in a dtype; None for the dtype that they have."""
-        return copy_on(self.copies, device, dtype, self.copied)
+        return self.copies.get((device, dtype)) or copy_on(self.copies, device, dtype, self.copied)
 
     def copied(self, device: torch.device, dtype: torch.dtype | None) -> dict[str, Tensor]:
         """Return the tensors on a device, copied there now."""

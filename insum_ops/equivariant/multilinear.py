@@ -57,7 +57,7 @@ class Multilinear(Contractions):
 
     def on(self, device: torch.device, dtype: torch.dtype) -> Multilinear:
         """Return the product over coefficients on a device, in all groupings: a tracer may meet gradients' first."""
-        return copy_on(self.copies, device, dtype, self.copied)
+        return self.copies.get((device, dtype)) or copy_on(self.copies, device, dtype, self.copied)
 
     def copied(self, device: torch.device, dtype: torch.dtype) -> Multilinear:
         """Return the product over coefficients on a device, copied there now."""

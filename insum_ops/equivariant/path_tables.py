@@ -211,7 +211,7 @@ class Tables:
 
     def on(self, device: torch.device, dtype: torch.dtype) -> OnDevice:
         """Return the tables on a device, copied there by the first call."""
-        return copy_on(self.copies, device, dtype, self.copied)
+        return self.copies.get((device, dtype)) or copy_on(self.copies, device, dtype, self.copied)
 
     def copied(self, device: torch.device, dtype: torch.dtype) -> OnDevice:
         """Return the tables on a device, copied there now."""

@@ -53,9 +53,9 @@ def _parser() -> argparse.ArgumentParser:
     asked.add_argument("--probe", metavar="DEVICE", type=_device, help="only run one small statement on DEVICE")
     explained = commands.add_parser("explain", help="what a statement becomes, down to its Triton kernel; nothing runs")
     _add_operands(explained)
-    known = ", ".join(f"{name} ({device.name})" for name, device in DEVICES.items())
+    names = ", ".join(f"{name} ({device.name})" for name, device in DEVICES.items())
     explained.add_argument(
-        "--gpu", choices=DEVICES, metavar="ARCHITECTURE", help=f"plan for a GPU that need not be there: {known}"
+        "--gpu", choices=DEVICES, metavar="ARCHITECTURE", help=f"plan for a GPU that need not be there: {names}"
     )
     tuned = commands.add_parser("tune", help="times of the ways to run a statement on a GPU; the best is kept")
     _add_operands(tuned)

@@ -119,11 +119,11 @@ def insum_pinned(
     owns which rows (`OwnedRows`), or all their numbers (`ConstantTables`). The statement means the same without it, and
     runs so where gradients are asked for or a transform is active.
     """
-    given = {**tensors, **fixed}
+    operands = {**tensors, **fixed}
     is_traced = is_compiling()
-    if wants_gradient(list(given.values())) or not (is_traced or is_free()) or (is_traced and fact is None):
-        return insum(expr, size=size, **given)
-    run = lambda *_: run_plain(expr, ",".join(given), size, list(given.values()), fact)
+    if wants_gradient(list(operands.values())) or not (is_traced or is_free()) or (is_traced and fact is None):
+        return insum(expr, size=size, **operands)
+    run = lambda *_: run_plain(expr, ",".join(operands), size, list(operands.values()), fact)
     if is_traced:
         return run()
     key = None if fact is None else fact.key

@@ -15,6 +15,7 @@ import fast_interpreter
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 from pretended_clock import drawn_programs
 from reduced_precision import reduced_precision
 from sampling import sampled
@@ -36,6 +37,10 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("insum")
+
+# Else examples would hold the numbers and words of all modules that are no tests and not in a folder `site-packages`,
+# which take 4 s to read where packages lie elsewhere, and would be others after any change of a number there.
+providers._get_local_constants = lambda: providers._local_constants
 
 IS_TABLE = os.environ.get("INSUM_TESTS") == "torch"  # whose cells say something on every machine
 

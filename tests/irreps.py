@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 from hypothesis import strategies as st
+from statements import DEVICE
+from tolerances import assert_matches
 from torch import Tensor
 
 o3 = pytest.importorskip("e3nn.o3", reason="e3nn is an extra")
@@ -53,9 +55,22 @@ def dense_product(tp, x: Tensor, y: Tensor, weight: Tensor | None, is_magnitude:
     return z
 
 
+def doubles(tensors: list[Tensor]) -> list[Tensor]:
+    return [tensor.detach().double().cpu().requires_grad_() for tensor in tensors]
+
+
+def assert_same(actual: Tensor, tensors: list[Tensor], expected: Tensor, wide: list[Tensor]) -> None:
+    """Values, and gradients of all operands."""
+    assert_matches(actual, expected)
+    upstream = torch.randn(actual.shape)
+    want = torch.autograd.grad(expected, wide, upstream.double())
+    for got, reference in zip(torch.autograd.grad(actual, tensors, upstream.to(DEVICE)), want, strict=True):
+        assert_matches(got, reference)
+
+
 def second_gradients(tp, tensors: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
     """Gradients of gradients, as forces are trained by, beside those of `dense_product`; for every pair of operands."""
-    wide = [tensor.detach().double().cpu().requires_grad_() for tensor in tensors]
+    wide = doubles(tensors)
     upstream = torch.randn(len(tensors[1]), tp.irreps_out.dim)
     mixed = [torch.randn(tensor.shape) for tensor in tensors]
     found = []

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 
 import pytest
+from hypothesis.internal.conjecture import providers
 from sampling import sampled
 
 pytestmark = pytest.mark.cpu
@@ -69,3 +70,8 @@ def test_a_table_with_gaps_is_sampled_too() -> None:
 
 def test_the_same_cases_are_sampled_every_time() -> None:
     assert sampled(TABLE, ("number",), 2) == sampled(TABLE, ("number",), 2)
+
+
+def test_examples_hold_no_numbers_of_the_source():
+    """So that a change of the source does not change them: `tests/conftest.py` says so to hypothesis."""
+    assert len(providers._get_local_constants()) == 0

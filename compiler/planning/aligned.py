@@ -99,7 +99,6 @@ def aligned(
             factors.append(copies[factor][1])
         else:
             factors.append(factor)
-    made = [copy for copy, _ in copies.values()]
     product = replace(statement, factors=tuple(factors), text="")
     size = tuple(padded.get(str(index), length) for index, length in zip(statement.output.indices, bound.size))
     last = None
@@ -109,7 +108,7 @@ def aligned(
         product = replace(product, output=replace(statement.output, name=wide.name), op="+=")
         last = Statement(output, (wide,), statement.op)
     positions = {tables[name]: (bound.extents[name], padded[name]) for name in padded}
-    way = Aligned(tuple(made), positions, product, size, last, 0.0)
+    way = Aligned(tuple([copy for copy, _ in copies.values()]), positions, product, size, last, 0.0)
     gain = _gain(bound, device, way, padded)
     return replace(way, gain=gain) if gain > 1 else None
 
@@ -163,8 +162,8 @@ def _copied(
         reads.append(Access(tables[str(index)], (letter,)) if is_padded else letter)
     size = tuple(padded.get(str(access.indices[dim]), shape[dim]) for dim in order)
     own = tuple(dict.fromkeys(index.name for index in reads if isinstance(index, Access)))
-    made = Access(name, tuple(map(Var, letters)))
-    copy = AlignedCopy(Statement(made, (replace(access, indices=tuple(reads)),), "="), access.name, own, size)
+    output = Access(name, tuple(map(Var, letters)))
+    copy = AlignedCopy(Statement(output, (replace(access, indices=tuple(reads)),), "="), access.name, own, size)
     return copy, Access(name, tuple(access.indices[dim] for dim in order))
 
 

@@ -134,10 +134,10 @@ def _grouped(bound: Bound, access: Access, tile: int, device: Device, uses_tenso
     """Return a statement with F[t] in the place of `access`, and P[t,q] in that of its index, or P[t]."""
     statement, (name,) = bound.statement, access.names
     taken = {*statement.tensor_names, statement.output.name, *statement.names}
-    made: list[str] = []
+    new_names: list[str] = []
     for wanted in ("P", "F", "t", "q"):
-        made.append(fresh_name(wanted, {*taken, *made}))
-    positions, values, t, q = made
+        new_names.append(fresh_name(wanted, {*taken, *new_names}))
+    positions, values, t, q = new_names
     listed = Access(positions, (Var(t), Var(q)) if tile > 1 else (Var(t),))
     swap: dict[Index, Index] = {access: Access(values, (Var(t),)), Var(name): listed}
     output = substituted(statement.output, swap)

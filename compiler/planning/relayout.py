@@ -39,8 +39,8 @@ class Split:
 
         A gradient made of these steps would multiply the 0 of such a product by its factors, and 0 times NaN is NaN.
         """
-        made = {step.output.name for step in self.steps[:-1] if len(step.accesses) > 1}
-        return any(access.name in made and access.is_indirect for step in self.steps for access in step.accesses)
+        products = {step.output.name for step in self.steps[:-1] if len(step.accesses) > 1}
+        return any(access.name in products and access.is_indirect for step in self.steps for access in step.accesses)
 
 
 def relaid(bound: Bound, device: Device) -> Split | None:

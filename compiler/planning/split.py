@@ -209,9 +209,9 @@ def _steps(
 ) -> list[Statement]:
     """Return a statement for each product of two parts; what lies on the way is laid out for plain matrix products."""
     orders = laid_out([factors[0].names for factors in parts], products, extents)
-    made = {result for _, _, result in products[:-1]}
+    on_the_way = {result for _, _, result in products[:-1]}
     placed = [
-        (replace(factors[0], indices=tuple(map(Var, orders[at]))),) if at in made else factors
+        (replace(factors[0], indices=tuple(map(Var, orders[at]))),) if at in on_the_way else factors
         for at, factors in enumerate(parts)
     ]
     *first, last = [Statement(placed[result][0], placed[left] + placed[right]) for left, right, result in products]

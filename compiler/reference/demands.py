@@ -65,12 +65,12 @@ def numbers_held(bound: Bound, wants_winners: bool = False) -> int:
     """
     statement, extents = bound.statement, bound.extents
     gathered = [access.names for access in statement.accesses if access.is_indirect]
-    made = [statement.free]
+    on_the_way = [statement.free]
     if statement.is_sum:
-        made += [step.kept for step in contractions(bound)]
+        on_the_way += [step.kept for step in contractions(bound)]
     elif len(statement.accesses) != 1 or statement.index_names or wants_winners:
-        made += [statement.names] * (1 + COMPARED * wants_winners)
-    numbers = sum(prod(extents[name] for name in names) for names in (*gathered, *made))
+        on_the_way += [statement.names] * (1 + COMPARED * wants_winners)
+    numbers = sum(prod(extents[name] for name in names) for names in (*gathered, *on_the_way))
     return 2 * numbers + sum(prod(shape) for shape in bound.shapes.values())
 
 

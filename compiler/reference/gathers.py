@@ -31,10 +31,11 @@ RESERVED = (
 )  # names that FX's code uses itself
 
 VIEWS = (torch.permute, torch.reshape, torch.squeeze, torch.unflatten)  # of one tensor, or a copy of it
-# of memory of their own
-MAKERS = (
+# functions whose results lie in memory of their own
+MAKERS: tuple[Callable[..., object], ...] = (
     *(torch.mul, torch.sum, torch.where, torch.amax, torch.amin),
-    *(torch.index_select, torch.ops.aten.index.Tensor, embedding_bag),
+    *(torch.index_select, torch.gather, torch.ops.aten.index.Tensor, embedding_bag),
+    *(torch.mm, torch.mv, torch.bmm, torch.dot),
 )
 
 
@@ -111,7 +112,7 @@ class Gathers:
     ) -> None:
         self.bound, self.padded, self.refuses = bound, padded, refuses
         self.compute_dtype = compute_dtype or (bound.compute_dtype if _rounds_twice(bound) else bound.dtype)
-        self.graph = fx.Graph()
+        self.graph, self.makers = fx.Graph(), MAKERS
         self.large_gathers = large_gathers(bound)
         names = placeholders(bound)
         self.lengths: dict[str | int, Length] = dict(lengths_of(bound))
@@ -287,7 +288,7 @@ class Gathers:
         if node.target is torch.einsum:
             read, _, kept = str(node.args[0]).partition("->")
             return "," in read or bool(set(read) - set(kept))  # `ii->i` is a view
-        return node.target in MAKERS
+        return node.target in self.makers
 
     def as_int64(self, positions: fx.Node) -> fx.Node:
         """Return positions as int64, by which torch scatters; an operand that is so already as it is."""

@@ -246,9 +246,10 @@ class Grouped(MultipliedFirst):
         )
         tensors = tuple(self.tensors[name] for name in names)
         index = self.tensors[grouping.index.name]
-        given = tuple(self.tensors[name] for name in members)
-        arguments = index, given, tensors, tuple(lengths), self.product(self.sizes(grouping.entry[1:]))
+        member_tensors = tuple(self.tensors[name] for name in members)
+        arguments = index, member_tensors, tensors, tuple(lengths), self.product(self.sizes(grouping.entry[1:]))
         run = _runner(function, form)
+        self.makers += (run,)
         if owner is not None:
             return self.call(run, self.start(), *arguments, self.tensors[owner.name])
         if grouping.is_summed:

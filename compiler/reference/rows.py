@@ -64,8 +64,8 @@ class _Kept(Unsaved):
     @staticmethod
     def kept_with(keeper: Any, attribute: str, tensors: tuple[Tensor | None, ...], rows: object) -> _Kept | None:
         """Return what one of the tensors keeps of all of them; None if there is nothing, or one has changed."""
-        known = getattr(keeper, attribute, ())  # of a tensor from a pickle, empty dictionaries
-        return next((kept for kept in known if kept and kept.holds_for(tensors, rows)), None)
+        entries = getattr(keeper, attribute, ())  # of a tensor from a pickle, empty dictionaries
+        return next((kept for kept in entries if kept and kept.holds_for(tensors, rows)), None)
 
     def keep(self, keeper: Any, attribute: str) -> None:
         """Keep this with one of the tensors, in the place of the oldest if there are many."""

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from ...formats.facts import ConstantTables, Fact, OwnedRows, WrittenOnce
-from ...formats.torch_state import is_captured, is_capturing, is_deterministic, uses_tensor_cores
+from ...formats.torch_state import is_captured, is_deterministic, uses_tensor_cores
 from ..binding import kernel_strides
 from ..planning import Grouping, device_of, groupings
-from ..runtime import GroupTables, active, ascends, group_tables, new_group_tables, note_use, was_used
+from ..runtime import GroupTables, active, ascends, group_tables, is_for_graph, new_group_tables, note_use, was_used
 from .prepared import PreparedStatement, Result, Runner, as_one_step, prepare
 
 __all__ = ["GroupedRunner", "Kernel", "RunnerByCapture", "RunnerByIndex", "by_kernel", "groupings_of"]
@@ -151,9 +151,4 @@ class RunnerByCapture:
     captured: Runner
 
     def __call__(self, tensors: list[Tensor], fact: Fact | None = None) -> Result:
-        if is_capturing():
-            return self.captured(tensors, fact)
-        recording = active()
-        if recording is not None:
-            recording.is_for_eager_calls = True
-        return self.eager(tensors, fact)
+        return (self.captured if is_for_graph() else self.eager)(tensors, fact)

@@ -41,7 +41,7 @@ from .ranges import (
     remembered_ranges,
     segment_lengths,
 )
-from .recording import active, paused
+from .recording import active, is_for_graph, paused
 from .tensor_views import as_memory, as_traced, cast_operands, owned, resolved
 from .tracing import followed, outside_modes, outside_transforms
 
@@ -64,6 +64,7 @@ __all__ = [
     "check_ranges",
     "followed",
     "group_tables",
+    "is_for_graph",
     "joint_launcher",
     "keep_learning",
     "launcher",

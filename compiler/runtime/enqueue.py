@@ -20,8 +20,8 @@ class LaunchCall(NamedTuple):
     is_packed: bool  # the arguments are one of the function's
 
     def __call__(self, programs: int, arguments: Sequence[Any]) -> None:
-        given = (arguments,) if self.is_packed else arguments
-        self.function(programs, 1, 1, self.stream_of(self.device), *self.fixed, *given)
+        passed = (arguments,) if self.is_packed else arguments
+        self.function(programs, 1, 1, self.stream_of(self.device), *self.fixed, *passed)
 
 
 def enqueue(compiled: Any, device: int | None, stream_of: Callable[[Any], int], version: str) -> Runner:

@@ -22,14 +22,14 @@ except ImportError:  # not on Linux: the FX graph runs everything
     triton = None
 
 from ...formats.facts import Fact, OwnedRows
-from ...formats.torch_state import INTERPRETED, is_capturing
+from ...formats.torch_state import INTERPRETED
 from ..binding import Bound, row_major
 from ..codegen import ALIGNED, NUMBERS, Kernel, Parameter
 from ..language import Statement, UnsupportedError
 from ..planning import Schedule, device_of
 from .cache_folder import write_source
 from .enqueue import Runner, enqueue
-from .recording import active
+from .recording import active, is_for_graph
 
 __all__ = [
     "INTERPRETED",
@@ -204,12 +204,8 @@ class Launcher:
         return Launcher(self.bound, self.schedule, self.kernel, self.sum_dtype, *same)
 
     def __call__(self, tensors: Sequence[Tensor], fact: Fact | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        if self.captured is not None:
-            if is_capturing():
-                return self.captured(tensors, fact)
-            recording = active()
-            if recording is not None:
-                recording.is_for_eager_calls = True
+        if self.captured is not None and is_for_graph():
+            return self.captured(tensors, fact)
         if self.total is not None:
             return self.sum_copies(self.total, tensors, fact)
         if self.is_covered:

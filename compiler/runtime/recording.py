@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ...formats.guard import offset_in_memory, versions_of
+from ...formats.torch_state import is_capturing
 
 __all__ = [
     "Call",
@@ -32,6 +33,7 @@ __all__ = [
     "Step",
     "View",
     "active",
+    "is_for_graph",
     "paused",
     "slots_in",
 ]
@@ -63,6 +65,19 @@ _thread = _Thread()
 def active() -> Recording | None:
     """Return the recording of this thread, or None."""
     return _thread.recording
+
+
+def is_for_graph() -> bool:
+    """Return whether a CUDA graph is captured, for which another runner may be faster.
+
+    Where none is, the plan that is recorded is for eager calls alone.
+    """
+    if is_capturing():
+        return True
+    recording = active()
+    if recording is not None:
+        recording.is_for_eager_calls = True
+    return False
 
 
 @contextmanager

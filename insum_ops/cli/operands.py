@@ -128,12 +128,12 @@ class Requested:
     @cached_property
     def extents(self) -> dict[str, int]:
         """What is known of each index: given by its name, or read off the shape of a tensor that it indexes."""
-        given = {name: shape[0] for name, shape in self.shapes.items() if name in self.statement.names}
+        extents = {name: shape[0] for name, shape in self.shapes.items() if name in self.statement.names}
         for access in self.accesses:
             for index, size in zip(access.indices, self.shapes.get(access.name, ())):
                 if isinstance(index, Var):
-                    given.setdefault(index.name, size)
-        return given
+                    extents.setdefault(index.name, size)
+        return extents
 
     def shape_of(self, name: str) -> Shape:
         """The given shape of a tensor, or that which follows from the extents of its indices."""

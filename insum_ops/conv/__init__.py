@@ -9,6 +9,7 @@ operators       torch operators for a convolution and its gradients, as tracers 
 functional      `sparse_conv3d`, and what all layers call
 operator_calls  what the operators compute where they run
 voxels          the voxels of a batch of grids, and the kernel maps that are kept with them
+saved_maps      maps that a tensor keeps under keys
 tensor          `SparseConvTensor`
 torch_registry  what torch is told about it: pytrees, batches, files
 convolution     what all convolution layers share

@@ -23,13 +23,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..compiler import JointCall, outside_transforms, planned, run_several
+from ..compiler import JointCall, planned, run_several
 from ..formats import ELL
 from ..formats.facts import ConstantTables
 from ..formats.torch_state import asked_once, is_compiling, is_free, is_grad_enabled, is_watched
 from ..functional import insum_pinned
 from ..lru_cache import LRUCache
-from .constants import Memory, cast_from
+from .constants import Memory, copy_on
 from .contraction import Contractions, Rows, outside_autocast
 
 __all__ = ["ALL_APART", "APART", "MIXED", "UNWEIGHTED", "Channels", "statement"]
@@ -78,15 +78,11 @@ class Channels(Contractions):
         the first call comes while torch traces or transforms it: tensors made then may hold no numbers.
         """
         sides = self.copies.get((device, dtype))
-        if sides is None and not is_watched():
-            with outside_transforms():
-                for cast_dtype in cast_from(dtype):
-                    copies = dict(
-                        chain.from_iterable(self.sides(dim, device, cast_dtype) for dim in range(len(self.along)))
-                    )
-                    self.copies.setdefault((device, cast_dtype), copies)
-            sides = self.copies[device, dtype]
-        return sides
+        return sides if sides or is_watched() else copy_on(self.copies, device, dtype, self.copied)
+
+    def copied(self, device: torch.device, dtype: torch.dtype) -> Sides:
+        """Return what `on` does, copied to the device now."""
+        return dict(chain.from_iterable(self.sides(dim, device, dtype) for dim in range(len(self.along))))
 
     def sides(self, dim: int, device: torch.device, dtype: torch.dtype) -> Iterator[tuple[tuple[str, str], Side]]:
         """Yield the coefficients with one row for each component along `dim`, for all choices of what is flat."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..compiler import outside_transforms
-from ..formats import ELL
 from ..formats.guard import may_keep
 from ..formats.torch_state import HALF
 
-__all__ = ["Constants", "Memory", "cast_from", "format_on"]
+__all__ = ["Constants", "Memory", "copy_on"]
+
+T = TypeVar("T")
 
 
 class Memory(dict[Any, Any]):
@@ -23,12 +25,25 @@ class Memory(dict[Any, Any]):
         return Memory, ()
 
 
-def cast_from(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
-    """Return a dtype and those that autocast casts it to.
+def copy_on(
+    copies: dict[tuple[torch.device, Any], T],
+    device: torch.device,
+    dtype: torch.dtype | None,
+    copied: Callable[[torch.device, Any], T],
+) -> T:
+    """Return what `copied` makes for a device and a dtype, once: `copies` keep it unless torch traces the call.
 
-    Copies are made for all of them at once: a tracer that needs one can't make it.
+    With it come those for what autocast casts the dtype to: a tracer that needs one can't make it.
     """
-    return (dtype, *HALF) if dtype == torch.float32 else (dtype,)
+    copy = copies.get((device, dtype))
+    if copy is None:
+        with outside_transforms():
+            copy = copied(device, dtype)
+        if may_keep():
+            copy = copies.setdefault((device, dtype), copy)
+            for cast_dtype in HALF if dtype == torch.float32 else ():
+                copy_on(copies, device, cast_dtype, copied)
+    return copy
 
 
 @dataclass(frozen=True)
@@ -40,26 +55,11 @@ class Constants:
 
     def on(self, device: torch.device, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """Return the tensors on a device, those of floating point in a dtype; None for the dtype that they have."""
-        copy = self.copies.get((device, dtype))
-        if copy is None:
-            with outside_transforms():
-                copy = {
-                    name: tensor.to(device, dtype if tensor.is_floating_point() else None)
-                    for name, tensor in self.tensors.items()
-                }
-            if may_keep(*copy.values()):
-                self.copies[device, dtype] = copy
-        return copy
+        return self.copies.get((device, dtype)) or copy_on(self.copies, device, dtype, self.copied)
 
-
-def format_on(
-    device: torch.device, dtype: torch.dtype, form: ELL, copies: dict[tuple[torch.device, torch.dtype], ELL]
-) -> ELL:
-    """Return a format on a device. The copy is made once and kept in `copies`, unless torch traces the call."""
-    copy = copies.get((device, dtype))
-    if copy is None:
-        with outside_transforms():
-            copy = form.to(device, dtype)
-        if may_keep(copy.values, *copy.coords):
-            copies[device, dtype] = copy
-    return copy
+    def copied(self, device: torch.device, dtype: torch.dtype | None) -> dict[str, Tensor]:
+        """Return the tensors on a device, copied there now."""
+        return {
+            name: tensor.to(device, dtype if tensor.is_floating_point() else None)
+            for name, tensor in self.tensors.items()
+        }

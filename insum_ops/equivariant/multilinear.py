@@ -17,12 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..compiler import outside_transforms
 from ..formats import ELL
-from ..formats.guard import may_keep
 from ..formats.torch_state import is_transformed
 from ..functional import insum
-from .constants import Memory
+from .constants import Memory, copy_on
 from .contraction import NO_ROWS, Contractions, Rows, outside_autocast
 
 __all__ = ["Multilinear"]
@@ -59,14 +57,12 @@ class Multilinear(Contractions):
 
     def on(self, device: torch.device, dtype: torch.dtype) -> Multilinear:
         """Return the product over coefficients on a device, in all groupings: a tracer may meet gradients' first."""
-        copy = self.copies.get((device, dtype))
-        if copy is None:
-            with outside_transforms():
-                forms = {name: form.to(device, dtype) for name, form in self.forms.items()}
-            copy = Multilinear(self.coefficients, self.texts, forms, self.copies)
-            if all([may_keep(form.values, *form.coords) for form in forms.values()]):
-                self.copies[device, dtype] = copy
-        return copy
+        return self.copies.get((device, dtype)) or copy_on(self.copies, device, dtype, self.copied)
+
+    def copied(self, device: torch.device, dtype: torch.dtype) -> Multilinear:
+        """Return the product over coefficients on a device, copied there now."""
+        forms = {name: form.to(device, dtype) for name, form in self.forms.items()}
+        return Multilinear(self.coefficients, self.texts, forms, self.copies)
 
     def __call__(self, tensors: Mapping[str, Tensor], seed: Tensor | None, size: tuple[int, ...]) -> Tensor:
         """Return the first of `names`, contracted from the others and added to `seed`."""

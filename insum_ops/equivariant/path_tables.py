@@ -23,13 +23,12 @@ from torch import Tensor
 
 from ..compiler import LARGEST_TILE, LEAST_TILE, device_of, power_of_two
 from ..formats.facts import ConstantTables, Fact, OwnedRows
-from ..formats.guard import may_keep
 from ..formats.torch_state import asked_once, is_watched
 from ..functional import insum, insum_pinned
 from ..lru_cache import LRUCache
 from .channels import Channels
 from .choice import fastest_way
-from .constants import Constants, Memory, cast_from
+from .constants import Constants, Memory, copy_on
 from .contraction import NO_ROWS, Contractions, Rows
 
 __all__ = [
@@ -212,17 +211,13 @@ class Tables:
 
     def on(self, device: torch.device, dtype: torch.dtype) -> OnDevice:
         """Return the tables on a device, copied there by the first call."""
-        requested = self.copies.get((device, dtype))
-        if requested is None:
-            for cast_dtype in cast_from(dtype):
-                tables = self.constants.on(device, cast_dtype)
-                fixed = {name: tensor for name, tensor in tables.items() if name != "pointers"}
-                copy = OnDevice(fixed, self.fact(cast_dtype, tables.get("pointers")), LRUCache(CALLS))
-                requested = requested or copy
-                if may_keep(*tables.values()):
-                    self.copies.setdefault((device, cast_dtype), copy)
-        assert requested is not None
-        return requested
+        return self.copies.get((device, dtype)) or copy_on(self.copies, device, dtype, self.copied)
+
+    def copied(self, device: torch.device, dtype: torch.dtype) -> OnDevice:
+        """Return the tables on a device, copied there now."""
+        tables = self.constants.on(device, dtype)
+        fixed = {name: tensor for name, tensor in tables.items() if name != "pointers"}
+        return OnDevice(fixed, self.fact(dtype, tables.get("pointers")), LRUCache(CALLS))
 
     def fact(self, dtype: torch.dtype, pointers: Tensor | None) -> Fact | None:
         """Return what kernels may know of the tables; `pointers` says where the paths of each output block begin."""

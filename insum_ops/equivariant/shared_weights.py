@@ -29,7 +29,7 @@ from ..lru_cache import LRUCache
 from .channels import UNWEIGHTED, Channels
 from .choice import fastest_way
 from .clebsch_gordan import Irreps
-from .constants import Memory, format_on
+from .constants import Memory, copy_on
 from .multilinear import Multilinear
 from .paths import Instruction
 from .slots import Slots
@@ -58,7 +58,7 @@ class Pairs:
     choices: LRUCache[Any] = field(default_factory=partial(LRUCache, CHOICES), repr=False, compare=False)
 
     def on(self, device: torch.device, dtype: torch.dtype) -> ELL:
-        return format_on(device, dtype, self.CG, self.copies)
+        return copy_on(self.copies, device, dtype, self.CG.to)
 
     def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
         """Copy the coefficients to a device: a tracer can't make copies."""

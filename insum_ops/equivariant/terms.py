@@ -26,7 +26,7 @@ from ..formats.torch_state import asked_once, autocast_dtype, is_autocast_enable
 from ..functional import insum
 from .channels import ALL_APART, APART, Channels
 from .clebsch_gordan import Irreps, clebsch_gordan
-from .constants import Constants, Memory, format_on
+from .constants import Constants, Memory, copy_on
 from .paths import LETTERS, Instruction, path_shape
 from .slots import Slots
 
@@ -219,7 +219,7 @@ class ChannelTerm:
 
     def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
         """Copy the coefficients to a device: a tracer can't make copies."""
-        format_on(device, dtype, self.CG, self.copies)
+        copy_on(self.copies, device, dtype, self.CG.to)
         if self.channels is not None:
             self.channels.on(device, dtype)
 
@@ -242,7 +242,7 @@ class ChannelTerm:
         self, X: Tensor, Y: Tensor, W: Tensor | None, size: tuple[int, ...], SRC: Tensor | None, DST: Tensor | None
     ) -> Tensor:
         """Return the term's value by `insum` over the coefficients as a format."""
-        tensors = {"CG": format_on(X.device, X.dtype, self.CG, self.copies), "X": X, "Y": Y}
+        tensors = {"CG": copy_on(self.copies, X.device, X.dtype, self.CG.to), "X": X, "Y": Y}
         if W is not None and self.is_weighted:
             tensors["W"] = W
         if SRC is not None:

@@ -177,9 +177,9 @@ class SpMM(NotScripted, nn.Module):
 
         The exported program then holds the coordinates themselves: which entries there are is known.
         """
-        known = [part for part in self._form.coords if part is not None]
+        coords = [part for part in self._form.coords if part is not None]
         parts = [part for part in (self.AM, self.AK) if part is not None]
-        return all(type(part) is not Tensor and part.device == own.device for part, own in zip(parts, known))
+        return all(type(part) is not Tensor and part.device == own.device for part, own in zip(parts, coords))
 
     def _rebuilt(self) -> SparseFormat:
         """Return a format over the layer's present tensors; refuse coordinates that vmap batches."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from types import MethodType
 
 import pytest
@@ -19,12 +18,7 @@ from insum_ops.nn import FullyConnectedTensorProduct, TensorProduct, from_e3nn  
 IRREPS = ("4x0e + 4x1o", "0e + 1o", "4x0e + 2x1o")
 
 
-@pytest.fixture(autouse=True)
-def _float64() -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
+pytestmark = pytest.mark.usefixtures("in_float64")
 
 
 class Own(o3.FullyConnectedTensorProduct):

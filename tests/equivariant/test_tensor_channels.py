@@ -12,7 +12,7 @@ from statements import DEVICE, IS_INTERPRETED
 from torch.fx.experimental.proxy_tensor import make_fx
 
 o3 = pytest.importorskip("e3nn.o3", reason="e3nn is an extra")
-from irreps import dense_product, second_gradients  # noqa: E402
+from irreps import assert_same, dense_product, doubles, second_gradients  # noqa: E402
 from joint_kernels import outputs, share_kernels  # noqa: E402
 from pretended_clock import pretended_clock  # noqa: E402
 from tolerances import assert_matches, assert_within, bound  # noqa: E402
@@ -40,18 +40,6 @@ def product(irreps=UVU, has_weight=True, **options):
 def operands(ours, rows, edges=None, dtype=torch.float32):
     shapes = (edges or rows, ours.irreps_in1.dim), (rows, ours.irreps_in2.dim), (rows, ours.weight_numel)
     return [(torch.randn(shape, dtype=dtype) / 2).to(DEVICE).requires_grad_() for shape in shapes]
-
-
-def doubles(tensors):
-    return [tensor.detach().double().cpu().requires_grad_() for tensor in tensors]
-
-
-def assert_same(actual, tensors, expected, wide):
-    assert_matches(actual, expected)
-    upstream = torch.randn(actual.shape)
-    want = torch.autograd.grad(expected, wide, upstream.double())
-    for got, reference in zip(torch.autograd.grad(actual, tensors, upstream.to(DEVICE)), want, strict=True):
-        assert_matches(got, reference)
 
 
 def allowed(ours, wide, dtype, cast=0):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,15 +15,8 @@ from tensor_cases import CASES, Case, composed, learning, operands
 from tolerances import assert_matches
 
 from insum_ops.equivariant import in_place
-from insum_ops.equivariant.decomposition import decompose
 
-
-@pytest.fixture(autouse=True)
-def _nothing_is_known() -> Iterator[None]:
-    decompose.cache_clear()
-    torch.manual_seed(0)
-    yield
-    decompose.cache_clear()
+pytestmark = pytest.mark.usefixtures("nothing_is_known")
 
 
 @pytest.mark.parametrize("name", [name for name in ("each", "ir_mul") if name in CASES])

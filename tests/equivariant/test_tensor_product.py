@@ -6,7 +6,6 @@ import copy
 import pickle
 import re
 import warnings
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -27,13 +26,7 @@ EQUAL = ("4x0e + 4x1o + 4x2e", "0e + 1o + 2e", "4x0e + 4x1o + 4x2e")
 UNEQUAL = ("2x0e + 3x1o + 0x1e + 3x1o + 5x0o", "2x0e + 1x1o", "2x1e + 3x1o + 4x0e + 2x2e + 7x3o")
 
 
-@pytest.fixture(autouse=True)
-def _float64() -> Iterator[None]:
-    """e3nn rounds its coefficients to the default dtype, even for a module that is made double afterwards."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
+pytestmark = pytest.mark.usefixtures("in_float64")
 
 
 def both(*irreps: str, **options):

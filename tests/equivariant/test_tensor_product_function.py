@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import product as every
 
 import pytest
@@ -15,19 +14,12 @@ from irreps import dense_product
 from tensor_cases import CASES, Case, composed, has_one_statement, is_one_node, learning, operands
 from tolerances import assert_matches
 
-from insum_ops.equivariant.decomposition import decompose
-
 # what each, shared, edges and tables have alone the others have together
 COMBINED = [name for name in CASES if IS_THOROUGH or name not in ("each", "shared", "edges", "tables")]
 SUBSETS = [own for own in every([False, True], repeat=3) if any(own)]
 
 
-@pytest.fixture(autouse=True)
-def _nothing_is_known() -> Iterator[None]:
-    decompose.cache_clear()
-    torch.manual_seed(0)
-    yield
-    decompose.cache_clear()
+pytestmark = pytest.mark.usefixtures("nothing_is_known")
 
 
 @pytest.mark.every_route

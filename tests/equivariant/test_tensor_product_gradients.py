@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from gradient_checks import gradcheck, gradgradcheck
@@ -15,13 +13,7 @@ from tolerances import TOLERANCE  # noqa: E402
 from insum_ops import tensor_product  # noqa: E402
 from insum_ops.nn import FullyConnectedTensorProduct, TensorProduct  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def _float64() -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
+pytestmark = pytest.mark.usefixtures("in_float64")
 
 
 def inputs(tp, *lead: int) -> tuple[Tensor, Tensor]:

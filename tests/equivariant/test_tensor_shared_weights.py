@@ -11,7 +11,7 @@ from statements import DEVICE, IS_INTERPRETED
 from torch import Tensor
 
 o3 = pytest.importorskip("e3nn.o3", reason="e3nn is an extra")
-from irreps import dense_product, second_gradients  # noqa: E402
+from irreps import assert_same, dense_product, doubles, second_gradients  # noqa: E402
 from tolerances import assert_matches, assert_within, bound  # noqa: E402
 
 from insum_ops import explain  # noqa: E402
@@ -47,19 +47,6 @@ def terms_of(ours: TensorProduct) -> tuple[object, ...]:
 def operands(ours: TensorProduct, rows: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     shapes = (rows, ours.irreps_in1.dim), (rows, ours.irreps_in2.dim), (ours.weight_numel,)
     return [(torch.randn(shape, dtype=dtype) / 2).to(DEVICE).requires_grad_() for shape in shapes]
-
-
-def doubles(tensors: list[Tensor]) -> list[Tensor]:
-    return [tensor.detach().double().cpu().requires_grad_() for tensor in tensors]
-
-
-def assert_same(actual: Tensor, tensors: list[Tensor], expected: Tensor, wide: list[Tensor]) -> None:
-    """Values, and gradients of all operands."""
-    assert_matches(actual, expected)
-    upstream = torch.randn(actual.shape)
-    want = torch.autograd.grad(expected, wide, upstream.double())
-    for got, reference in zip(torch.autograd.grad(actual, tensors, upstream.to(DEVICE)), want, strict=True):
-        assert_matches(got, reference)
 
 
 def assert_right(ours: TensorProduct, rows: int = 3) -> None:

@@ -13,7 +13,7 @@ from statements import DEVICE, IS_INTERPRETED
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 o3 = pytest.importorskip("e3nn.o3", reason="e3nn is an extra")
-from irreps import dense_product, second_gradients  # noqa: E402
+from irreps import assert_same, dense_product, doubles, second_gradients  # noqa: E402
 from tolerances import assert_matches, assert_within, bound  # noqa: E402
 
 from insum_ops.compiler.planning import scatter  # noqa: E402
@@ -47,21 +47,6 @@ def flat_of(ours: TensorProduct) -> object:
 def operands(ours: TensorProduct, rows: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
     shapes = (rows, ours.irreps_in1.dim), (rows, ours.irreps_in2.dim), (rows, ours.weight_numel)
     return [(torch.randn(shape, dtype=dtype) / 2).to(DEVICE).requires_grad_() for shape in shapes]
-
-
-def doubles(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    return [tensor.detach().double().cpu().requires_grad_() for tensor in tensors]
-
-
-def assert_same(
-    actual: torch.Tensor, tensors: list[torch.Tensor], expected: torch.Tensor, wide: list[torch.Tensor]
-) -> None:
-    """Values, and gradients of all operands."""
-    assert_matches(actual, expected)
-    upstream = torch.randn(actual.shape)
-    want = torch.autograd.grad(expected, wide, upstream.double())
-    for got, reference in zip(torch.autograd.grad(actual, tensors, upstream.to(DEVICE)), want, strict=True):
-        assert_matches(got, reference)
 
 
 def allowed(ours: TensorProduct, wide: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:

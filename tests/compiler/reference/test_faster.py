@@ -570,6 +570,17 @@ def test_groups_that_may_be_worth_it_are_a_way(expr: str, kind: str, monkeypatch
     assert_program_means(expr, kind, tensors, size)
 
 
+@pytest.mark.parametrize("expr", ["Y[p,m] += X[p,c] * W[E[p],c,m]", "Y[i,c] = A[i,K[i,c]]"])
+def test_a_result_in_memory_of_its_own_is_not_copied(expr: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "NUMBERS_FOR_A_GROUP", 0)
+    tensors, _ = drawn({**STATEMENTS, **GROUPS}[expr], "unsorted", torch.float32)
+    bound = bind(parse(expr), tensors)
+    program = program_for(bound, frozenset())
+    with Operations() as seen:
+        program.function(*[tensors[name] for name in placeholders(bound)], *program.lengths_in(bound))
+    assert "clone" not in seen.names
+
+
 def test_groups_that_are_all_hidden_add_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups, "NUMBERS_FOR_A_GROUP", 0)
     tensors, _ = drawn(GROUPS["Y[p,m] += X[p,c] * W[E[p],c,m]"], "sorted", torch.float32)

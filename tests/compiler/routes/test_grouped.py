@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import sys
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -21,7 +20,7 @@ from insum_ops.compiler.planning.device import H200, described_as
 from insum_ops.compiler.routes import choice
 from insum_ops.compiler.routes.grouped import GroupedRunner, RunnerByCapture, RunnerByIndex, groupings_of
 from insum_ops.compiler.routes.prepared import has_kernels, prepare
-from insum_ops.compiler.runtime import group_tables, new_group_tables, note_use, remembered_ranges, was_used
+from insum_ops.compiler.runtime import group_tables, new_group_tables, note_use, recording, remembered_ranges, was_used
 from insum_ops.compiler.runtime.group_tables import _for_graph, _Groups, _made, sorted_tables
 from insum_ops.compiler.runtime.plan_cache import planned
 from insum_ops.formats.facts import ConstantTables, WrittenOnce
@@ -185,7 +184,7 @@ def test_a_runner_by_index_takes_the_one_for_a_known_index_at_the_second_use():
 def test_a_runner_by_capture_takes_the_one_for_graphs_while_one_is_captured(monkeypatch):
     runner = RunnerByCapture(lambda tensors, fact: "eager", lambda tensors, fact: "captured")
     for is_captured, taken in ((False, "eager"), (True, "captured")):
-        monkeypatch.setattr(sys.modules[RunnerByCapture.__module__], "is_capturing", lambda: is_captured)  # noqa: B023
+        monkeypatch.setattr(recording, "is_capturing", lambda: is_captured)  # noqa: B023
         assert runner([]) == taken
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 
-from .clock import ALIKE, HOPELESS, device_milliseconds, is_out_of_memory, waited_milliseconds
+from .clock import ALIKE, HOPELESS, LONG_CALL, device_milliseconds, is_out_of_memory, waited_milliseconds
 from .tuning_cache import Entry, Key, current_cache
 
 __all__ = ["fastest", "is_put_off"]
@@ -30,6 +31,7 @@ def fastest(
     times: dict[str, float] | None = None,
     is_new: bool = False,
     is_waited_for: bool = False,
+    unsettled: int = 0,
     enough: float = 0.0,
     others: Others = lambda best, times: (),
 ) -> str:
@@ -49,11 +51,14 @@ def fastest(
         is_new: whether the cache is not read.
         is_waited_for: whether each call waits for the device anyway and none is captured: then the time until its
             result is there decides, the host's included.
+        unsettled: how many of such calls, beyond the first, take longer than those to come.
         enough: all that take no more milliseconds of the device are alike, and the first of them that takes no more of
             the host wins at once, so that the rest is never built.
         others: from the best name and all times so far to the names that are timed next; it ends when none is new.
     """
-    tuning_cache, milliseconds = current_cache(), waited_milliseconds if is_waited_for else device_milliseconds
+    tuning_cache, milliseconds = current_cache(), device_milliseconds
+    if is_waited_for:
+        milliseconds = partial(waited_milliseconds, unsettled=unsettled)
     entry = None if is_new else tuning_cache.get(key)
     way = None if entry is None else entry.config.get("way")
     if way in ways:
@@ -74,7 +79,7 @@ def fastest(
                         with tuning_cache.lock(key):
                             times[name] = milliseconds(call, limit)  # a graph needs memory of its own
                         has_put_off = _thread.has_put_off
-                    if not has_put_off or times[name] > limit:
+                    if not has_put_off or times[name] > max(limit, LONG_CALL):  # a short one is its lack of a plan
                         break
                 if max(times[name], hosts[name]) <= enough:
                     break

@@ -42,16 +42,25 @@ def evaluate(expr: str, operands: Operands, size: Size = None, check: Callable[.
     """Return the value of a statement, differentiable; `check` refuses wrong operands of a call without a plan."""
     if is_dynamo():
         return traced(evaluate_anew, expr, operands, check(expr, operands, size))
-    cache, key, tensors, numbers, varies, pattern = plan_arguments(expr, operands, size)
-    value: Tensor | None = None if key is None else replayed(cache, key, tensors, numbers, (operands, cache))
-    if value is not None:
-        return value  # warm
+    arguments = cache, key, tensors, numbers, _, _ = plan_arguments(expr, operands, size)
+    if key is not None:
+        value: Tensor | None = replayed(cache, key, tensors, numbers, (operands, cache))
+        if value is not None:
+            return value  # warm
+    return _without_plan(expr, operands, size, check, arguments)
+
+
+def _without_plan(
+    expr: str, operands: Operands, size: Size, check: Callable[..., Size], arguments: tuple[Any, ...]
+) -> Tensor:
+    """Return the value of a statement that is recorded for the next call, if a plan can hold it."""
+    cache, key, tensors, numbers, varies, pattern = arguments
     cold = lambda *_: evaluate_anew(expr, operands, check(expr, operands, size))
     if key is None or is_compiling():  # no plan holds what a tracer makes, nor an operand that `check` refuses
         return cold()
     plan = cache, key, cold, tensors, numbers, varies, pattern
     if not wants_gradient(tensors):
-        return planned(*plan)  # cold, and recorded for the next call
+        return planned(*plan)
     if is_free() and (is_sum(expr) or not pattern):
         return differentiable(evaluate, expr, operands, size, None, plan)  # the same, with its gradients
     return cold()  # a transform or autocast follows it, or a max or min reads a format

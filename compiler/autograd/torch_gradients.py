@@ -29,6 +29,7 @@ __all__ = ["by_torch", "evaluated_for_torch", "is_faster_by_torch"]
 STATEMENTS_KEPT = 4096  # of which it is kept whether they have index tensors
 CHOICES = 2048  # kept, of some 500 bytes each
 HELD = 1 << 22  # numbers that a sum may hold on its way: of more, the host's part is little and what is kept is much
+UNSETTLED = 2  # calls after the first until there are launch plans: a recorded one takes ten times as long as those
 BY_TORCH, AS_STATEMENTS = "by torch", "as statements"
 
 _choices: LRUCache[str] = LRUCache(CHOICES)
@@ -119,9 +120,10 @@ def _chosen(
     lengths += [(f"[{dim}]", bucket(extent)) for dim, extent in enumerate(bound.size)]
     learning = ",".join(name for name, tensor in zip(operands, leaves) if tensor.requires_grad)
     named = dict(zip(operands, leaves))
-    key = choice_key(f"gradients of {expr}", named, lengths, f"for {learning}", False, torch.__version__)
+    key = choice_key(f"gradients of {expr}", named, lengths, f"by plans for {learning}", False, torch.__version__)
+    both = [AS_STATEMENTS, BY_TORCH]
     with unseen_saving():
-        return fastest(key, [AS_STATEMENTS, BY_TORCH], [AS_STATEMENTS, BY_TORCH], start, is_waited_for=True)
+        return fastest(key, both, both, start, is_waited_for=True, unsettled=UNSETTLED)
 
 
 def _may_be_torchs(expr: str, operands: Mapping[str, Any], size: Sequence[int] | None) -> bool:

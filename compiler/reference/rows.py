@@ -64,8 +64,10 @@ class _Kept(Unsaved):
     @staticmethod
     def kept_with(keeper: Any, attribute: str, tensors: tuple[Tensor | None, ...], rows: object) -> _Kept | None:
         """Return what one of the tensors keeps of all of them; None if there is nothing, or one has changed."""
-        entries = getattr(keeper, attribute, ())  # of a tensor from a pickle, empty dictionaries
-        return next((kept for kept in entries if kept and kept.holds_for(tensors, rows)), None)
+        for kept in getattr(keeper, attribute, ()):
+            if kept and kept.holds_for(tensors, rows):  # of a tensor from a pickle, empty dictionaries
+                return kept  # type: ignore[no-any-return]
+        return None
 
     def keep(self, keeper: Any, attribute: str) -> None:
         """Keep this with one of the tensors, in the place of the oldest if there are many."""
@@ -239,7 +241,7 @@ def _parts(offsets: Tensor) -> tuple[Tensor, Tensor] | None:
 
     The result is None if no row is longer than LONG.
     """
-    lengths = offsets[1:] - offsets[:-1]
+    lengths = offsets.diff()
     if not len(lengths) or int(lengths.max()) <= LONG:
         return None
     rows = torch.zeros_like(offsets)

@@ -28,10 +28,10 @@ from ...formats.torch_state import (
     default_dtype,
     deterministic_flag,
     float32_precision,
+    forward_level,
     is_captured,
     is_capturing,
     is_deterministic,
-    is_forward_mode,
     is_grad_enabled,
     may_autocast,
     may_round_sums,
@@ -144,7 +144,7 @@ def replayed(
     Settings on which only some plans depend are asked by those.
     """
     recent = cache.get((call_key, numbers, len(tensors), is_grad_enabled()))
-    if recent and not modes() and not is_forward_mode() and not Recordings.count:
+    if recent and not modes() and forward_level() < 0 and not Recordings.count:
         for tensor in tensors:
             if tensor.is_nested:  # a guard would ask for its strides, which ends the process
                 return None
@@ -230,7 +230,7 @@ def planned(
     if result is not None:
         return result
     refuse_script_tracer()
-    if modes() or is_forward_mode() or active() is not None:
+    if modes() or forward_level() >= 0 or active() is not None:
         return function(*tensors)
     recent_key = call_key, numbers, len(tensors), is_grad_enabled()
     if not varies and cache.get(recent_key) is None:  # most calls over a pattern that is new are the only one of theirs

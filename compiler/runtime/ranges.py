@@ -57,7 +57,7 @@ def read_ranges(indices: Sequence[Tensor], ordered: Collection[int] = ()) -> lis
     Of those at the places `ordered` it is kept too whether they ascend; on a GPU, of all. However many tensors there
     are, the host waits once for each device.
     """
-    kept = [_new_range(index) for index in indices]  # before they are read: another thread may write to them
+    kept = _new_ranges(*indices)  # before they are read: another thread may write to them
     values = [(0, -1)] * len(indices)
     by_device: dict[torch.device, list[int]] = {}
     for at, index in enumerate(indices):
@@ -71,7 +71,9 @@ def read_ranges(indices: Sequence[Tensor], ordered: Collection[int] = ()) -> lis
             if new_range is not None:
                 new_range.ascends = is_ascending
     for index, new_range, own_values in zip(indices, kept, values):
-        _keep(index, new_range, own_values)
+        if new_range is not None:
+            new_range.values = own_values
+            new_range.keep(index)
     return values
 
 
@@ -158,10 +160,10 @@ def remember_range(index: Tensor, low: int, high: int, ascends: bool = False) ->
     Nor is its order: whether it ascends is for its maker to say.
     """
     if _Range.kept_with(index) is None:
-        new_range = _new_range(index)
+        (new_range,) = _new_ranges(index)
         if new_range is not None:
-            new_range.ascends = ascends
-        _keep(index, new_range, (low, high))
+            new_range.values, new_range.ascends = (low, high), ascends
+            new_range.keep(index)
 
 
 def remember_coordinates(form: SparseFormat) -> None:
@@ -178,16 +180,10 @@ def remember_coordinates(form: SparseFormat) -> None:
         remember_range(form.value_source, padded, len(form.values) - 1)
 
 
-def _new_range(index: Tensor) -> _Range | None:
-    """Return an empty cache entry for an index tensor, one wrapped by a transform too; None if nothing may be kept."""
-    return _Range(index) if may_keep() and not index.is_inference() else None
-
-
-def _keep(index: Tensor, new_range: _Range | None, values: tuple[int, int]) -> None:
-    """Fill in a cache entry and keep it with its tensor."""
-    if new_range is not None:
-        new_range.values = values
-        new_range.keep(index)
+def _new_ranges(*indices: Tensor) -> list[_Range | None]:
+    """Return an empty cache entry for each index tensor, wrapped by a transform too; None where nothing may be kept."""
+    may_be_kept = may_keep()
+    return [_Range(index) if may_be_kept and not index.is_inference() else None for index in indices]
 
 
 def range_expression(name: str, address: str, cached: str, layout: str, ascends: bool | None) -> str:
@@ -220,7 +216,7 @@ def remembered_ranges(*indices: Tensor, ordered: Collection[int] = ()) -> list[t
     for at, (index, known) in enumerate(zip(indices, values)):
         if known is not None:
             continue
-        if is_captured(index.device) or index.is_meta:
+        if index.device.type != "cpu" and (is_captured(index.device) or index.is_meta):
             values[at] = -1, -1
         else:
             unread.setdefault(id(index), []).append(at)

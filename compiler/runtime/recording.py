@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,10 +80,14 @@ def is_for_graph() -> bool:
     return False
 
 
-@contextmanager
-def paused() -> Iterator[None]:
+def paused() -> AbstractContextManager[object]:
     """Record nothing inside the context: what happens there is worked out once, or stated as a guard."""
     recording = active()
+    return torch._C.DisableTorchFunction() if recording is None else _paused(recording)
+
+
+@contextmanager
+def _paused(recording: Recording) -> Iterator[None]:
     _thread.recording = None
     try:
         with torch._C.DisableTorchFunction():

@@ -9,12 +9,20 @@ import torch
 
 from .captured import captured
 
-__all__ = ["ALIKE", "HOPELESS", "OUT_OF_MEMORY", "device_milliseconds", "is_out_of_memory", "waited_milliseconds"]
+__all__ = [
+    "ALIKE",
+    "HOPELESS",
+    "LONG_CALL",
+    "OUT_OF_MEMORY",
+    "device_milliseconds",
+    "is_out_of_memory",
+    "waited_milliseconds",
+]
 
 TIMED_CALLS = 10  # captured in one graph, so that launches do not count
 TIMED_SECONDS = 0.02  # of a device per candidate
 TIMED_HERE_SECONDS = 0.01  # of calls per candidate on a CPU
-FEWEST_CALLS = 5  # of them, if they take no longer: from the fourth call on there is a plan
+FEWEST_CALLS = 5  # of them, if they take no longer
 LONG_CALL = 10.0  # milliseconds, beside which a launch does not count
 LAUNCH = 0.02  # milliseconds, more than a kernel needs to begin after the host has asked for it
 HOPELESS = 3.0  # a first call this many times slower than the best ends a candidate's timing
@@ -46,17 +54,23 @@ def device_milliseconds(call: Callable[[], object], hopeless: float) -> float:
     return best
 
 
-def waited_milliseconds(call: Callable[[], object], hopeless: float) -> float:
+def waited_milliseconds(call: Callable[[], object], hopeless: float, unsettled: int = 0) -> float:
     """Return the milliseconds until the result of one call is there, with all that the host does for it.
 
     A call that takes longer than `hopeless` is timed once; so is one on a CPU that takes longer than all are timed, and
     a short one there a few times. Where torch computes in the caller's thread alone, the time is that which the thread
-    was running, so that other work does not count.
+    was running, so that other work does not count. The first `unsettled` calls are not timed, of short ones: they make
+    a launch plan.
     """
     has_gpu = torch.cuda.is_initialized()
     clock = thread_time if not has_gpu and torch.get_num_threads() == 1 else perf_counter
     finish = torch.cuda.synchronize if has_gpu else lambda: None  # a CPU's operations are done when they return
     seconds, fewest = (TIMED_SECONDS, 1) if has_gpu else (TIMED_HERE_SECONDS, FEWEST_CALLS)
+    for _ in range(unsettled):
+        before = clock()
+        call()
+        if clock() - before > seconds:
+            break
     least, calls, start = float("inf"), 0, clock()
     while not calls or (clock() - start < seconds and (calls < fewest or least <= hopeless)):
         finish()

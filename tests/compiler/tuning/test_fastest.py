@@ -178,9 +178,53 @@ def test_a_long_call_on_a_cpu_is_timed_once_and_a_short_one_a_few_times(monkeypa
     assert 2 < counts["short"] < 10
 
 
+@pytest.mark.cpu
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize(("ms", "is_chosen", "winner"), [(2.0, True, "b"), (4.0, False, "a")])
+@pytest.mark.parametrize("before", [4.0, 20.0])
+def test_calls_that_make_a_launch_plan_are_not_timed(monkeypatch, before):
+    """By a clock that the calls move on: the first three take `before` milliseconds, unless a long one ends that."""
+    milliseconds, made = [0.0], dict.fromkeys("ab", 0)
+
+    def start(name):
+        def call():
+            made[name] += 1
+            milliseconds[0] += before if made[name] <= 3 else {"a": 0.6, "b": 0.1}[name]
+
+        return call, 0.0
+
+    monkeypatch.setattr(clock, "thread_time", lambda: 1e-3 * milliseconds[0])
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    times = {}
+    way = choice.fastest(key_of(), ["a", "b"], ["a", "b"], start, times, is_waited_for=True, unsettled=2)
+    assert way == "b" or before > 10
+    assert times == pytest.approx({"a": 0.6, "b": 0.1} if before < 10 else {"a": 20.0, "b": 20.0})
+
+
+@pytest.mark.cpu
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(("scale", "is_timed_again"), [(1, True), (5, False)])
+def test_short_calls_that_are_close_are_timed_in_a_second_turn(monkeypatch, scale, is_timed_again):
+    """By a clock that the calls move on; "b" is disturbed in its first turn, and "c" is far from the best in it."""
+    milliseconds, turns = [0.0], []
+
+    def start(name):
+        def call():
+            turns.extend([] if turns[-1:] == [name] else [name])
+            milliseconds[0] += scale * {"a": 0.6, "b": 0.7 if turns.count("b") == 1 else 0.4, "c": 1.0}[name]
+
+        return call, 0.0
+
+    monkeypatch.setattr(clock, "thread_time", lambda: 1e-3 * milliseconds[0])
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    way = choice.fastest(key_of(), ["a", "b", "c"], ["a", "b", "c"], start, is_waited_for=True)
+    assert (way, turns) == (("b", [*"abcba"]) if is_timed_again else ("a", [*"abc"]))
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(("ms", "is_chosen", "winner"), [(9.0, True, "b"), (11.0, False, "a")])
 def test_a_call_with_a_choice_of_its_own_makes_it_if_it_is_not_hopeless_without(monkeypatch, ms, is_chosen, winner):
+    """Without the choice there is no launch plan, beside which a few milliseconds say little."""
     inner = []
 
     def call():
@@ -188,7 +232,7 @@ def test_a_call_with_a_choice_of_its_own_makes_it_if_it_is_not_hopeless_without(
         return 0.5 if inner[-1] else ms
 
     start = lambda name: (call if name == "b" else lambda: 1.0, 0.0)
-    monkeypatch.setattr(choice, "waited_milliseconds", lambda call, hopeless: call())
+    monkeypatch.setattr(choice, "waited_milliseconds", lambda call, hopeless, unsettled=0: call())
     assert choice.fastest(key_of("outer"), {"a", "b"}, ["a", "b"], start, is_waited_for=True) == winner
     assert inner == [False, False, *[True, True] * is_chosen]
     contest({"a": 1.0}, "a", statement="inner")

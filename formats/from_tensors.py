@@ -9,6 +9,7 @@ from typing import ClassVar, TypeVar
 import torch
 from torch import Tensor
 
+from ..close_names import with_article
 from .check import (
     check_block_size,
     check_dtype,
@@ -306,4 +307,4 @@ def _not_dense(value: object) -> FormatError:
     """Return the error for an argument of `from_dense` that is no tensor."""
     kind = type(value).__name__
     remedy = "; pass torch.from_numpy(A)" if kind == "ndarray" else ""
-    return FormatError(f"A is a {kind}; from_dense takes a dense tensor{remedy}")
+    return FormatError(f"A is {with_article(kind)}; from_dense takes a dense tensor{remedy}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from ..close_names import close_name
+from ..close_names import close_name, with_article
 
 __all__ = ["NotTensor", "no_attribute"]
 
@@ -38,7 +38,7 @@ REMEDIES = {  # what torch's and scipy's matrices have by these names
 
 def no_attribute(instance: object, name: str, called: str, remedies: Mapping[str, str]) -> AttributeError:
     """Return the error for an attribute that an object lacks, with what to write instead, or with a close match."""
-    problem = f"a {type(instance).__name__} has no {name}"
+    problem = f"{with_article(type(instance).__name__)} has no {name}"
     if not name.startswith("_"):
         names = [attribute for attribute in dir(type(instance)) if not attribute.startswith("_")]
         close = close_name(name, names)
@@ -51,20 +51,22 @@ class NotTensor:
     """Operators and names of tensors, refused with what to write instead."""
 
     def __matmul__(self, other: object) -> NoReturn:
-        raise TypeError(f"a {type(self).__name__} is not multiplied with @; use insum_ops.spmm(A, B)")
+        raise TypeError(f"{with_article(type(self).__name__)} is not multiplied with @; use insum_ops.spmm(A, B)")
 
     def __rmatmul__(self, other: object) -> NoReturn:
-        name = type(self).__name__
-        raise TypeError(f"a {name} is not multiplied with @; use insum with the statement C[m,n] += B[m,k] * A[k,n]")
+        name = with_article(type(self).__name__)
+        raise TypeError(f"{name} is not multiplied with @; use insum with the statement C[m,n] += B[m,k] * A[k,n]")
 
     def __getitem__(self, at: object) -> NoReturn:
-        raise TypeError(f"a {type(self).__name__} is not indexed; use A.to_dense()[...], or A.coords and A.values")
+        name = with_article(type(self).__name__)
+        raise TypeError(f"{name} is not indexed; use A.to_dense()[...], or A.coords and A.values")
 
     __iter__: ClassVar[None] = None  # or Python would call __getitem__ for it
 
     def __mul__(self, *other: object) -> NoReturn:
+        name = with_article(type(self).__name__)
         raise TypeError(
-            f"a {type(self).__name__} has no arithmetic; use A.with_values(f(A.values)) for each of its values, a "
+            f"{name} has no arithmetic; use A.with_values(f(A.values)) for each of its values, a "
             "statement of insum_ops.insum for products, or A.to_dense()"
         )
 

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..close_names import with_article
 from .check import check_has_numbers
 from .device_kernels import layouts, runs_kernels
 from .errors import FormatError
@@ -64,7 +65,7 @@ def torch_entries(A: Tensor, name: str = "A") -> tuple[Tensor, Tensor]:
     Raises FormatError for any other tensor, or if its compressed indices are broken.
     """
     if not isinstance(A, Tensor):
-        raise FormatError(f"A is a {type(A).__name__}; from_torch takes a torch sparse tensor")
+        raise FormatError(f"A is {with_article(type(A).__name__)}; from_torch takes a torch sparse tensor")
     check_has_numbers("A", A)
     if A.layout == torch.sparse_coo:
         if A.dense_dim():
@@ -107,7 +108,8 @@ def scipy_entries(A: ScipyArray) -> tuple[Tensor, Tensor]:
     """
     if not hasattr(A, "tocoo"):
         remedy = ", from_dense or from_torch a tensor" if isinstance(A, Tensor) else ""
-        raise FormatError(f"A is a {type(A).__name__}; from_scipy takes a scipy sparse array or matrix{remedy}")
+        kind = with_article(type(A).__name__)
+        raise FormatError(f"A is {kind}; from_scipy takes a scipy sparse array or matrix{remedy}")
     if A.format in ROWS and len(A.shape) == 2:  # that of a vector has a row, too
         _check_compressed(cast(ScipyCompressed, A))
         coords, values = _unfolded_scipy(cast(ScipyCompressed, _distinct(A)))

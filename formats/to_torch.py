@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..close_names import with_article
 from .convert import block_grid
 from .errors import FormatError
 
@@ -49,7 +50,7 @@ def torch_sparse(form: SparseFormat, layout: torch.layout | None, coords: Tensor
     if layout != natural:
         offered = f"{natural}" if is_blocked or not is_matrix else f"{natural} or torch.sparse_coo"
         raise FormatError(
-            f"a {name} grouped along dimension {form.group_dim} makes {offered}, not {layout}; "
+            f"{with_article(name)} grouped along dimension {form.group_dim} makes {offered}, not {layout}; "
             "use A.regroup(...) first, or convert the result"
         )
     if is_blocked and any(size % block for size, block in zip(form.shape, form.block_size or ())):

@@ -1,4 +1,4 @@
-"""What a name that is not there may have meant: close matches, for the messages of modules and objects."""
+"""Names in messages: what one that is not there may have meant, and the article of one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from opcode import opmap
 from typing import Any, NoReturn
 
-__all__ = ["close_name", "refuser"]
+__all__ = ["close_name", "refuser", "with_article"]
 
 
 def close_name(name: str, names: Iterable[str]) -> str | None:
@@ -20,6 +20,15 @@ def close_name(name: str, names: Iterable[str]) -> str | None:
     by_lower = {known.lower(): known for known in sorted(names)}
     close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.7)
     return by_lower[close[0]] if close else None
+
+
+def with_article(name: str) -> str:
+    """Return "a" or "an" and a name, as it is said.
+
+    >>> with_article("ELL"), with_article("ndarray"), with_article("GroupCOO")
+    ('an ELL', 'an ndarray', 'a GroupCOO')
+    """
+    return f"{'an' if name.lower().startswith((*'aeiou', 'nd')) else 'a'} {name}"
 
 
 def refuser(

@@ -5,6 +5,7 @@
 The statements are those of tests/cross/fuzz.py and a few families more. Each is called with other numbers, positions
 that are sorted or not, with and without -1, changed where they lie, with other lengths, with views whose memory begins
 anywhere, with other leaves that learn: what a launch plan, a fact or a tuned route of an earlier call must not outlive.
+Where no position reads a factor lies NaN or Inf at times, which no result and no gradient may hold.
 
 A kernel that reads outside its memory takes its process along, so calls are made in processes of their own: one that
 dies or hangs is a finding, which names the statement, and another one goes on after it. The exit status is 1 then, and
@@ -43,6 +44,7 @@ from statements import DEVICE, IS_INTERPRETED, base_shape, view
 from torch import Tensor
 
 from insum_ops import insum
+from insum_ops.compiler.language import Access
 from insum_ops.compiler.language.errors import InsumError
 from insum_ops.compiler.language.parse import parse
 
@@ -52,6 +54,7 @@ FAMILIES = (  # what one call of an application reads; squares and other repeate
     "C[b,i,j] += A[b,i,k] * B[b,k,j]",
     "C[p,n] += A[p,k] * W[S[p],k,n]",
     "C[R[p],n] += A[p,k] * W[S[p],k,n]",
+    "C[R[p],n] += A[p] * X[T[p],k] * W[S[p],k,n]",
     "C[M[p],n] += A[p] * B[K[p],n]",
     "C[M[p],n] += B[K[p],n]",
     "C[M[p]] += A[p]",
@@ -190,6 +193,7 @@ class Calls:
         self.settled = dict(subject.settled)
         self.layouts = {name: random.choice(LEFT) for name in subject.dtypes}
         self.tensors: dict[str, Tensor] = {}
+        self.unread: dict[str, Tensor] = {}  # by name, where NaN or Inf lies
         self.size: tuple[int, ...] = ()
 
     def draw(self, is_longer: bool) -> None:
@@ -218,6 +222,38 @@ class Calls:
                 values = 2 * torch.rand(shape, generator=self.generator, dtype=torch.float64) - 1
             dtype = self.subject.dtypes.get(name) or self.values_dtype
             self.tensors[name] = self.laid(values.to(dtype), layout)
+        self.unread = {}
+        if self.random.random() < 0.3:
+            self.spoil()
+
+    def spoil(self) -> None:
+        """Put NaN or Inf where positions along a dimension read no factor."""
+        self.told.append("spoilt")
+        read: dict[tuple[str, int], set[str]] = {}
+        for pointing in self.statement.pointings:
+            if not pointing.is_output and pointing.into not in self.targets:
+                read.setdefault((pointing.into, pointing.dim), set()).add(pointing.name)
+        for (name, dim), indices in read.items():
+            tensor = self.tensors[name]
+            own = [access.indices[dim] for access in self.statement.accesses if access.name == name]
+            if (
+                0 in tensor.stride()
+                or name == self.statement.output.name
+                or not all(isinstance(index, Access) for index in own)
+            ):
+                continue
+            positions = torch.cat([self.tensors[index].long().flatten() for index in indices])
+            is_read = torch.zeros(tensor.shape[dim], dtype=torch.bool, device=tensor.device)
+            is_read[positions[positions >= 0]] = True
+            where = (~is_read).view([-1 if own == dim else 1 for own in range(tensor.ndim)]).expand_as(tensor)
+            tensor.masked_fill_(where, self.random.choice((math.nan, math.inf)))
+            self.unread[name] = where | self.unread.get(name, torch.zeros_like(where))
+
+    def wide(self) -> dict[str, Tensor]:
+        """The tensors in float64, with 0 where no position reads them."""
+        values = {name: tensor.detach() for name, tensor in self.tensors.items()}
+        values |= {name: values[name].masked_fill(where, 0) for name, where in self.unread.items()}
+        return {name: value.double() if value.is_floating_point() else value for name, value in values.items()}
 
     @property
     def values_dtype(self) -> torch.dtype:
@@ -262,6 +298,8 @@ class Calls:
                 continue
             with torch.no_grad():
                 if name in self.targets:
+                    if self.unread:
+                        continue
                     order = self.random.choice(ORDERS)
                     tensor.copy_(self.positions(tuple(tensor.shape), self.targets[name], order))
                 else:
@@ -361,13 +399,13 @@ class Calls:
         """Yield what differs from float64, each element within the bound that its own summands set."""
         expr, names = self.subject.expr, list(grads)
         if not self.statement.is_sum:
-            expected = _extreme(expr, self.tensors, self.size)
+            expected = _extreme(expr, self.wide(), self.size)
             tolerance = 4 * torch.finfo(self.coarsest).eps
             yield from _told("value", result, expected, tolerance * expected.abs().nan_to_num(0, 0, 0) + tolerance)
             return
         parts: list[list[Tensor]] = []
         for of in (lambda t: t, torch.abs, torch.ones_like):
-            wide = {n: of(t.detach().double()) if t.is_floating_point() else t for n, t in self.tensors.items()}
+            wide = {n: of(t) if t.is_floating_point() else t for n, t in self.wide().items()}
             leaves = [wide[name].clone().requires_grad_() for name in names]
             wide |= dict(zip(names, leaves))
             scaled = expr.replace("-1.25", "1.25").replace("-3", "3") if parts else expr  # magnitudes, and their number

@@ -121,11 +121,28 @@ class MultipliedFirst(Faster):
         axes = tuple(map(str, first.positions))
         for axis, (name, dim) in zip(axes, first.positions.values()):
             self.lengths[axis] = self.call(torch.Tensor.size, self.tensors[name], dim)
-        factors = [Value(self.tensors[each.name], tuple(map(str, each.indices))) for each in first.factors]
-        node = self.pair([self.prepare(factor, []) for factor in factors], (*axes, *first.kept)).node
+        factors = [self.prepare(self.as_it_lies(each), []) for each in first.factors]
+        node = self.pair(factors, (*axes, *first.kept)).node
         joint, places = self.broadcast(list(first.positions))
         place = places[0] if len(places) == 1 else self.joined(places, self.sizes(axes))
         if len(places) > 1:
             node = self.call(torch.reshape, node, (-1, *self.sizes(first.kept)))
         node = self.call(torch.index_select, node, 0, self.flat(Value(place, joint)))
         return Value(self.spread(node, 0, joint), (*joint, *first.kept), is_wide=True)
+
+    def as_it_lies(self, factor: Access) -> Value:
+        """Return a factor at all positions, with zeros where none chooses it if torch differentiates the product.
+
+        Torch's gradients multiply both factors by 0 for each product that is not chosen, and 0 times NaN is NaN.
+        """
+        node, axes = self.tensors[factor.name], tuple(map(str, factor.indices))
+        indices = [index for index in factor.indices if isinstance(index, Access)]
+        if indices and not self.way.by_rows:
+            sizes = self.sizes(tuple(map(str, indices)))
+            joint, places = self.broadcast(indices)
+            place = places[0] if len(places) == 1 else self.joined(places, sizes)
+            nothing = self.call(torch.zeros, (self.product(sizes),), dtype=torch.bool, device=self.bound.device)
+            chosen = self.call(torch.index_fill, nothing, 0, self.as_int64(self.flat(Value(place, joint))), True)
+            shape = [self.lengths[axis] if isinstance(each, Access) else 1 for axis, each in zip(axes, factor.indices)]
+            node = self.call(torch.where, self.call(torch.reshape, chosen, shape), node, 0)
+        return Value(node, axes)

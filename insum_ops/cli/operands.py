@@ -15,7 +15,7 @@ from torch import Tensor
 
 from insum_ops import formats
 from insum_ops.cli.errors import CommandError
-from insum_ops.close_names import close_name
+from insum_ops.close_names import close_name, with_article
 from insum_ops.compiler import Access, Statement, Var, parse, walk
 
 __all__ = ["FORMATS", "Operands", "Requested", "Sparse"]
@@ -71,7 +71,8 @@ class Sparse:
             coords = coords[:, (coords < coords.new_tensor(shape)[:, None]).all(0)]
         values = torch.randn(coords.shape[1], generator=random, device=device, dtype=torch.float32).to(dtype)
         if not shape:
-            raise CommandError(f"{name} has no dimensions, so it can't be a {self.kind}; leave its --format out")
+            kind = with_article(self.kind)
+            raise CommandError(f"{name} has no dimensions, so it can't be {kind}; leave its --format out")
         return getattr(formats, self.kind).from_coo(coords, values, shape, **options)
 
     def _block(self, shape: Shape) -> Shape:
@@ -177,7 +178,7 @@ class Requested:
         for name, shape in shapes.items():
             if name in positions:
                 if name in self.sparse:
-                    raise CommandError(f"{name} holds positions, so it can't be a {self.sparse[name].kind}")
+                    raise CommandError(f"{name} holds positions, so it can't be {with_article(self.sparse[name].kind)}")
                 tensors[name] = self._positions(name, shape, shapes | {output: size or ()}, random)
             elif name in self.sparse:
                 tensors[name] = self.sparse[name].make(name, shape, self._dtype(name), random)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from ..close_names import with_article
 from ..compiler import InsumError, OperandError, ShapeError, shortened
 from ..formats.errors import FormatError
 from ..formats.torch_state import is_autocast_enabled
@@ -71,8 +72,9 @@ def check_kind(layer: nn.Module, x: SparseConvTensor) -> None:
     """Refuse an input that is no `SparseConvTensor`."""
     if not isinstance(x, SparseConvTensor):
         raise OperandError(
-            f"{type(layer).__name__} takes a SparseConvTensor of insum_ops.nn, but got a {type(x).__name__}; make one "
-            "of features and voxels, SparseConvTensor(features, indices, spatial_shape, batch_size)"
+            f"{type(layer).__name__} takes a SparseConvTensor of insum_ops.nn, but got "
+            f"{with_article(type(x).__name__)}; make one of features and voxels, "
+            "SparseConvTensor(features, indices, spatial_shape, batch_size)"
         )
 
 

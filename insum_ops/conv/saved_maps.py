@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -148,9 +149,10 @@ class SavesMaps:
         saved = self.find_indice_pair(indice_key)
         if saved is None:
             keys = ", ".join(map(repr, self.indice_dict)) or "none"
+            one = "one of kernel_size 1 and stride 1 keeps its voxels and saves no map: a second such one undoes it"
             raise OperandError(
                 f"no map was saved under indice_key {indice_key!r}; saved are {keys}; give the key to the strided "
-                "convolution that this one is to undo"
+                f"convolution that this one is to undo{f'; {one}' if prod(kernel_size) == 1 else ''}"
             )
         if saved.layout.kind == "subm":
             raise OperandError(

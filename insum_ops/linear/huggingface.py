@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..close_names import with_article
 from ..compiler import OperandError
 
 try:
@@ -139,7 +140,7 @@ def attach_(model: nn.Module) -> None:
     parts = list(pretrained_models(model))
     if not parts:
         raise OperandError(
-            f"model is a {type(model).__name__} without a transformers.PreTrainedModel; save its state_dict"
+            f"model is {with_article(type(model).__name__)} without a transformers.PreTrainedModel; save its state_dict"
         )
     methods = other_quantizers(model)
     if methods:
@@ -198,8 +199,8 @@ def _empty_layer(name: str, dense: nn.Module, block_size: list[int], blocks: int
         in_features, out_features = dense.nx, dense.nf  # type: ignore[assignment]
     else:
         raise OperandError(
-            f"{name} is block-sparse in the checkpoint but a {type(dense).__name__} in the model; load it with the "
-            "class and the version of transformers that it was saved with"
+            f"{name} is block-sparse in the checkpoint but {with_article(type(dense).__name__)} in the model; load it "
+            "with the class and the version of transformers that it was saved with"
         )
     grid = block_grid((out_features, in_features), (block_size[0], block_size[1]))
     first = torch.arange(grid[0] * grid[1], device="cpu") < blocks  # only their number counts: coords is loaded

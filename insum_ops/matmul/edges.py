@@ -204,7 +204,7 @@ def _checked_sizes(size: Any) -> tuple[int, int]:
     try:
         sources, targets = [part if isinstance(part, (int, torch.SymInt)) else index(part) for part in parts]
     except (TypeError, ValueError):
-        raise ShapeError(f"size is {size}; pass (sources, targets), a number for both, or None") from None
+        raise ShapeError(f"size is {size!r}; pass (sources, targets), a number for both, or None") from None
     if sources < 0 or targets < 0:
         raise ShapeError(f"size is {size}; a size is at least 0")
     return sources, targets  # type: ignore[return-value]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..close_names import with_article
 from ..compiler import (
     InsumError,
     OperandError,
@@ -188,7 +189,7 @@ def _spmm(A: Any, B: Tensor, reduce: str) -> Tensor:
         else:
             return _trained(*trained, B)
     if len(form.shape) != 2:
-        raise ShapeError(f"A is a {type(form).__name__} of shape {list(form.shape)}; pass a matrix")
+        raise ShapeError(f"A is {with_article(type(form).__name__)} of shape {list(form.shape)}; pass a matrix")
     if B.ndim > 3:
         if B.shape[-2] != form.shape[1]:
             raise ShapeError(
@@ -245,7 +246,7 @@ def _refuse_dense(A: Any, B: Any) -> NoReturn:
     if is_tensor and B.is_nested:
         raise OperandError("B is a nested tensor; pass B.to_padded_tensor(0)")
     if isinstance(B, SparseFormat) or (is_tensor and B.layout is not torch.strided):
-        kind = f"a {B.layout} tensor" if is_tensor else f"a {type(B).__name__}"
+        kind = f"a {B.layout} tensor" if is_tensor else with_article(type(B).__name__)
         is_swapped = isinstance(A, Tensor) and A.layout is torch.strided
         remedy = "the sparse matrix comes first, so swap A and B" if is_swapped else "pass B.to_dense()"
         raise OperandError(f"B is {kind}; {remedy}")

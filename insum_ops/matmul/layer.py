@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..close_names import with_article
 from ..compiler import OperandError, ShapeError, UnsupportedError, outside_transforms
 from ..formats import COO, GroupCOO
 from ..formats.convert import block_grid
@@ -85,7 +86,7 @@ class SpMM(NotScripted, nn.Module):
             if form is not A and type(form) is COO:  # as a CPU takes it; the layer may move to a GPU
                 form = _grouped(form)
         if form.ndim != 2:
-            raise ShapeError(f"A is a {type(form).__name__} of shape {list(form.shape)}; pass a matrix")
+            raise ShapeError(f"A is {with_article(type(form).__name__)} of shape {list(form.shape)}; pass a matrix")
         # copies: an optimizer and load_state_dict change them in place, and A is not the layer's to change
         for name, coord in zip(("AM", "AK"), form.coords):
             self.register_buffer(name, None if coord is None else coord.clone())

@@ -188,6 +188,17 @@ def test_an_unknown_key_is_named():
     )
 
 
+def test_an_inverse_of_a_kernel_of_one_is_told_that_there_is_no_map_to_go_back_over():
+    """Whose convolution has the very key, but moves no voxel."""
+    layer = nn.SparseConv3d(4, 4, 1, indice_key="a").double()
+    with pytest.raises(OperandError) as caught:
+        nn.SparseInverseConv3d(4, 4, 1, "a")(layer(cloud()))
+    assert str(caught.value) == (
+        "no map was saved under indice_key 'a'; saved are none; give the key to the strided convolution that this one "
+        "is to undo; one of kernel_size 1 and stride 1 keeps its voxels and saves no map: a second such one undoes it"
+    )
+
+
 def test_an_inverse_must_fit_what_was_saved():
     x, y = saved()
     with pytest.raises(OperandError) as caught:

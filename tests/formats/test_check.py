@@ -201,9 +201,9 @@ CONVERSION = {
     ),
     "numpy": (
         lambda: COO.from_dense(numpy.eye(3)),
-        "A is a ndarray; from_dense takes a dense tensor; pass torch.from_numpy(A)",
+        "A is an ndarray; from_dense takes a dense tensor; pass torch.from_numpy(A)",
     ),
-    "numpy as torch": (lambda: COO.from_torch(numpy.eye(3)), "A is a ndarray; from_torch takes a torch sparse tensor"),
+    "numpy as torch": (lambda: COO.from_torch(numpy.eye(3)), "A is an ndarray; from_torch takes a torch sparse tensor"),
     "dimension by name": (lambda: COO.from_dense(EYE, group_dim="m"), "group_dim is 'm'; choose from -2 to 1"),
     "dense without numbers": (
         lambda: COO.from_dense(EYE.to("meta")),
@@ -308,7 +308,7 @@ CONVERSION = {
     ),
     "not of scipy": (
         lambda: COO.from_scipy(numpy.eye(3)),
-        "A is a ndarray; from_scipy takes a scipy sparse array or matrix",
+        "A is an ndarray; from_scipy takes a scipy sparse array or matrix",
     ),
 }
 

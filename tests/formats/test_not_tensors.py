@@ -79,6 +79,7 @@ def test_names_of_torch_and_scipy_are_translated(name: str, instead: str) -> Non
 
 def test_a_name_like_no_other() -> None:
     assert_says(AttributeError, "a GroupCOO has no unrelated", lambda: A.unrelated)
+    assert_says(AttributeError, "an ELL has no unrelated", lambda: ELL.from_dense(torch.eye(2)).unrelated)
     assert_says(AttributeError, "a GroupCOO has no _values", lambda: A._values)
 
 

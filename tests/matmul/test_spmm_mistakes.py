@@ -321,6 +321,7 @@ def test_wrong_tuples():
         B,
     )
     fails(ShapeError, "size is 3.0; pass (sources, targets), a number for both, or None", (edge_index, None, 3.0), B)
+    fails(ShapeError, "size is '3'; pass (sources, targets), a number for both, or None", (edge_index, None, "3"), B)
     fails(ShapeError, "size is (3, -1); a size is at least 0", (edge_index, None, (3, -1)), B)
     fails(
         ShapeError,

@@ -310,6 +310,37 @@ def test_an_index_that_is_padded_later_has_gradients_as_statements(contests: Con
     assert torch.isfinite(dK).all()
 
 
+@pytest.mark.parametrize(
+    ("expr", "places"),
+    [
+        ("Y[D[e],o] += V[e] * X[S[e],c] * W[R[e],c,o]", "R"),
+        ("Y[D[e],o] += V[e] * X[S[e],c] * W[R[e],S[e],c,o]", "RS"),
+    ],
+)
+def test_what_no_position_chooses_reaches_no_gradient(expr: str, places: str, contests: Contests) -> None:
+    """Of factors that are multiplied at all positions first, whose product torch differentiates."""
+    ways = (torch_gradients.BY_TORCH, "as a rule, multiplies_first")
+    contests.winner = lambda _, named: next((way for way in ways if way in named), named[0])
+    index = {"D": torch.randint(6, (60,)), "S": torch.randint(5, (60,)).int(), "R": torch.randint(2, (60,))}
+    lengths = [{"R": 3, "S": 6}[name] for name in places]
+    leaves = [torch.randn(*shape, dtype=torch.float64) for shape in ((60,), (6, 4), (*lengths, 4, 5))]
+    V, X, W = leaves
+    X[5], W[2] = torch.nan, torch.inf
+    if places == "RS":
+        index["S"][index["R"] == 0] = 1
+        W[0, 0] = torch.nan  # of which each position is chosen, but not both at once
+    for leaf in leaves:
+        leaf.requires_grad_()
+    message = V[:, None] * torch.einsum("ec,eco->eo", X[index["S"]], W[tuple(index[name] for name in places)])
+    expected = torch.zeros(6, 5, dtype=torch.float64).index_add(0, index["D"], message)
+    wanted = torch.autograd.grad(expected.square().sum(), leaves)
+    for _ in range(2):
+        result = insum(expr, V=V, X=X, W=W, **index, size=(6, 5))
+        torch.testing.assert_close(result, expected)
+        torch.testing.assert_close(torch.autograd.grad(result.square().sum(), leaves), wanted)
+    assert any("as a rule, multiplies_first" in names for _, names in contests)
+
+
 @pytest.mark.parametrize("most", [10, 1000])
 def test_what_holds_a_lot_on_its_way_has_gradients_as_statements(
     most: int, contests: Contests, monkeypatch: pytest.MonkeyPatch

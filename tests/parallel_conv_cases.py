@@ -25,6 +25,7 @@ from insum_ops.distributed import (
     whole_optimizer_state_dict,
     whole_state_dict,
 )
+from insum_ops.distributed.split_convolutions import IS_TWICE_DIFFERENTIABLE
 from insum_ops.formats import kernel_map
 from insum_ops.nn import SparseConv2d, SparseConvTensor, SparseInverseConv2d, SparseSequential, SubMConv2d
 
@@ -225,6 +226,15 @@ def gradients_of_gradients() -> None:
     model = parallelize_module(deepcopy(alone), line(), {"0": ColumnParallel(), "2": RowParallel()})
     x, found = cloud(3), []
     features = x.features.clone().requires_grad_()
+    if not IS_TWICE_DIFFERENTIABLE:
+        says = message(
+            lambda: torch.autograd.grad(model(x.replace_feature(features)).features.sum(), features, create_graph=True)
+        )
+        assert says == (
+            f"gradients of gradients of a split convolution need torch 2.13 or newer, and this is {torch.__version__}: "
+            "keep the layer whole, or leave create_graph=True out"
+        )
+        return
     for value in (model(x.replace_feature(features)).features, pair_in_dense(x, features, alone)):
         (grad,) = torch.autograd.grad(value.pow(3).sum(), features, create_graph=True)
         found.append((grad.detach(), *torch.autograd.grad(grad.square().sum(), features)))

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor import (
+    DTensor,
+    Placement,
+    Replicate,
+    Shard,
+    _redistribute,
+    distribute_module,
+    distribute_tensor,
+)
 
 from ..compiler import OperandError, ShapeError
 from ..conv.convolution import SparseConvolution
@@ -19,6 +28,8 @@ __all__ = ["split_convolution"]
 
 STYLES = "ColumnParallel", "RowParallel"
 CHANNELS = "out_channels", "in_channels"
+# whether torch differentiates how a gradient is redistributed: 2.11 loses the graph there, without a word
+IS_TWICE_DIFFERENTIABLE = hasattr(_redistribute, "NestedRedistribute")
 
 
 def split_convolution(
@@ -52,9 +63,21 @@ def split_convolution(
 
     def leave(module: nn.Module, y: Any, mesh: DeviceMesh) -> Any:
         features: DTensor = y.features
-        return y.replace_feature(features.full_tensor() if dim == 1 or is_whole else _own_channels(features))
+        own = features.full_tensor() if dim == 1 or is_whole else _own_channels(features)
+        if own.requires_grad and not IS_TWICE_DIFFERENTIABLE:
+            own.register_hook(_refuse_second_gradients)
+        return y.replace_feature(own)
 
     distribute_module(layer, mesh, place, enter, leave)
+
+
+def _refuse_second_gradients(gradient: Tensor) -> None:
+    """Refuse gradients that are to be differentiated in turn, where torch would leave parts of theirs out."""
+    if is_grad_enabled():
+        raise OperandError(
+            f"gradients of gradients of a split convolution need torch 2.13 or newer, and this is {torch.__version__}: "
+            "keep the layer whole, or leave create_graph=True out"
+        )
 
 
 def _own_channels(features: DTensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import sys
 from functools import partial
 
 import pytest
@@ -120,6 +122,29 @@ def test_convolutions_share_keys_in_one_graph(is_warm, backend):
         assert set(y.indice_dict) == {"own", "down", "low"}
         assert is_warm or not x.indice_dict  # the input stays as it was
     assert counter.frame_count == 2
+
+
+@pytest.mark.parametrize("is_made_inside", [False, True])
+def test_a_warm_compiled_call_asks_for_no_fields_of_dataclasses(is_made_inside):
+    # those of torch 2.11 did, in Python, of each frozen dataclass that was left a default
+    model, x = Hourglass(), cloud()
+
+    def features(values, indices):
+        given = nn.SparseConvTensor(values, indices, SHAPE, BATCH) if is_made_inside else x.replace_feature(values)
+        return model(given).features
+
+    call, counter = compiled(features)
+    for _ in range(2):
+        call(x.features, x.indices)
+    entered = set()
+    sys.setprofile(lambda frame, *_: entered.add(frame.f_code.co_filename))
+    try:
+        y = call(x.features, x.indices)
+    finally:
+        sys.setprofile(None)
+    assert_matches(y, model(x).features)
+    assert counter.frame_count == 1
+    assert dataclasses.__file__ not in entered
 
 
 def test_what_a_compiled_call_has_saved_serves_others():

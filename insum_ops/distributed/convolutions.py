@@ -72,6 +72,8 @@ def _gradients(
         grads.append(_weight_gradient(func, dOut, features, weight, *over, 1 - side))
     elif wanted[1]:
         grads.append(_weight_gradient(func, features, dOut, weight, *over, side))
+    if wanted[2:] == [True]:  # of the bias
+        grads.append(dOut.sum(0))
     return grads
 
 

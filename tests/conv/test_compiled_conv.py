@@ -8,10 +8,12 @@ from functools import partial
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from profiled import sorts
 from short_clouds import BATCH, SHAPE, cloud, expected_of, strided, submanifold
 from statements import DEVICE, IS_THOROUGH
 from tolerances import assert_matches
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -145,6 +147,22 @@ def test_a_warm_compiled_call_asks_for_no_fields_of_dataclasses(is_made_inside):
     assert_matches(y, model(x).features)
     assert counter.frame_count == 1
     assert dataclasses.__file__ not in entered
+
+
+def test_the_gradients_of_a_compiled_convolution_are_one_operator():
+    layer, x = submanifold(), cloud()
+    graphs = []
+
+    def keep(graph, _):
+        graphs.append([str(node.target) for node in graph.graph.nodes if node.op == "call_function"])
+        return make_boxed_func(graph.forward)
+
+    call = torch.compile(layer, fullgraph=True, backend=aot_autograd(fw_compiler=keep))
+    leaves = [x.features, *layer.parameters()]
+    assert_trains_alike(call(x).features, expected_of(layer, x, x), leaves)
+    assert [name for name in graphs[1] if "getitem" not in name] == ["insum_ops.voxel_convolution_gradients.default"]
+    layer.weight.requires_grad_(False)  # and one that is fixed
+    assert_trains_alike(call(x).features, expected_of(layer, x, x), [x.features, layer.bias])
 
 
 def test_what_a_compiled_call_has_saved_serves_others():
@@ -318,7 +336,7 @@ def test_torch_finds_nothing_wrong_with_the_operators():
     bias = torch.randn(6, requires_grad=True)
     torch.library.opcheck(operators.voxel_convolution.default, (features, weight, bias, *over, 1, 0, False))
     upstream = torch.randn(5, 6)
-    for wanted in ([True, True], [False, True], [True, False]):
+    for wanted in ([True, True], [False, True], [True, False], [True, True, True], [False, True, True]):
         gradients = (upstream, features, weight, *over, 1, 0, False, wanted)
         torch.library.opcheck(operators.voxel_convolution_gradients.default, gradients)
     torch.library.opcheck(operators.neighbours.default, (*over, 0))

@@ -161,9 +161,9 @@ def _differentiable_gradients(dOut: Tensor, features: Tensor, weight: Tensor, *r
 
 
 for _key in ("CPU", "CUDA"):
-    voxel_library.impl("voxel_convolution", _run, _key)
+    voxel_library.impl("convolved_voxels", _run, _key)
     voxel_library.impl("voxel_convolution_gradients", _run_gradients, _key)
-voxel_library.impl("voxel_convolution", _differentiable, "Autograd")
+voxel_library.impl("convolved_voxels", _differentiable, "Autograd")
 voxel_library.impl("voxel_convolution_gradients", _differentiable_gradients, "Autograd")
 replay_first(voxel_convolution, _replayed)
 replay_first(voxel_gradients, _replayed_gradients)

@@ -38,7 +38,7 @@ PLANS: LRUCache[Any] = LRUCache(4096)  # launch plans of convolutions and their 
 OVER = "Tensor source, Tensor target, str geometry, SymInt[] sizes, int groups, int side"
 _TAGS = (torch.Tag.pt2_compliant_tag, *UNSAFE_IN_GRAPHS)
 voxel_library.define(
-    f"voxel_convolution(Tensor features, Tensor weight, Tensor? bias, {OVER}, bool is_swapped) -> Tensor", tags=_TAGS
+    f"convolved_voxels(Tensor features, Tensor weight, Tensor? bias, {OVER}, bool is_swapped) -> Tensor", tags=_TAGS
 )
 # of the features, the weight and, if `wanted` has a third, the bias, those that are wanted: one operator, by one launch
 # plan
@@ -48,7 +48,7 @@ voxel_library.define(
     tags=_TAGS,
 )
 voxel_library.define("same_rows(Tensor indices, Tensor other, str refusal) -> Tensor", tags=_TAGS)
-voxel_convolution = torch.ops.insum_ops.voxel_convolution.default
+voxel_convolution = torch.ops.insum_ops.convolved_voxels.default
 voxel_gradients = torch.ops.insum_ops.voxel_convolution_gradients.default
 
 
@@ -110,7 +110,7 @@ def traced_convolution(features: Tensor, weight: Tensor, bias: Tensor | None, pa
     return voxel_convolution(features, weight, bias, *over, False)  # type: ignore[no-any-return]
 
 
-@torch.library.register_fake("insum_ops::voxel_convolution", lib=voxel_library)
+@torch.library.register_fake("insum_ops::convolved_voxels", lib=voxel_library)
 def _fake(features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     *parts, is_swapped = rest
     over = Over(*parts)

@@ -334,7 +334,7 @@ def test_torch_finds_nothing_wrong_with_the_operators():
     operators, over = torch.ops.insum_ops, (indices, indices, "subm;3;1;1;1", [BATCH, *SHAPE, *SHAPE])
     features, weight = torch.randn(5, 4, requires_grad=True), torch.randn(6, 3, 4, requires_grad=True)
     bias = torch.randn(6, requires_grad=True)
-    torch.library.opcheck(operators.voxel_convolution.default, (features, weight, bias, *over, 1, 0, False))
+    torch.library.opcheck(operators.convolved_voxels.default, (features, weight, bias, *over, 1, 0, False))
     upstream = torch.randn(5, 6)
     for wanted in ([True, True], [False, True], [True, False], [True, True, True], [False, True, True]):
         gradients = (upstream, features, weight, *over, 1, 0, False, wanted)
@@ -350,7 +350,7 @@ def test_flops_of_the_operators_are_counted():
     x, weight = cloud(), torch.randn(5, 3, 4, dtype=torch.float64, requires_grad=True)
     over = (x.indices, x.indices, "subm;3;1;1;1", [BATCH, *SHAPE, *SHAPE], 1, 0)
     with FlopCounterMode(display=False) as counter:
-        torch.ops.insum_ops.voxel_convolution(x.features, weight, None, *over, False).sum().backward()
+        torch.ops.insum_ops.convolved_voxels(x.features, weight, None, *over, False).sum().backward()
     batch, position = x.indices.long().T
     pairs = (batch[:, None] == batch) & ((position[:, None] - position).abs() <= 1)
     assert counter.get_total_flops() == 3 * 2 * int(pairs.sum()) * 4 * 5  # of the value and of two gradients

@@ -207,6 +207,24 @@ def statement(is_large: bool) -> Training:
     return Training("one statement", Statement(rows, features, degree).to(DEVICE), (x,), target)
 
 
+class Scaled(nn.Module):
+    """Rows times x: of torch what `Statement` has beside its statement."""
+
+    def __init__(self, rows: int, features: int) -> None:
+        super().__init__()
+        self.rows = nn.Parameter(torch.randn(rows, features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rows * x
+
+
+def scaled(is_large: bool) -> Training:
+    """Nothing of ours, and next to nothing to fuse: what a step costs that torch.compile can't make faster."""
+    rows, features = (on(20_000, 100), on(64, 16)) if is_large else (100, 16)
+    x, target = (torch.randn(rows, features, device=DEVICE) for _ in range(2))
+    return Training("a product of torch", Scaled(rows, features).to(DEVICE), (x,), target)
+
+
 def dense(is_large: bool) -> Training:
     """Nothing of ours: what torch.compile does to a step by itself."""
     width, tokens = (on(1024, 64), on(8192, 64)) if is_large else (64, 64)
@@ -216,7 +234,7 @@ def dense(is_large: bool) -> Training:
     return Training("nn.Linear of torch", model, (x.to(dtype),), target)
 
 
-TRAININGS = {make.__name__: make for make in (spmm, linear, convolutions, product, edges, statement, dense)}
+TRAININGS = {make.__name__: make for make in (spmm, linear, convolutions, product, edges, statement, scaled, dense)}
 
 
 @held

@@ -118,7 +118,7 @@ def traced_map(indices: Tensor, grid: VoxelGrid, layout: MapLayout) -> MapParts:
         target = reached_voxels(indices, VoxelGrid(shape, grid.batch_size), geometry, kind == "strided")
     elif kind != "subm":
         target = torch.ops.insum_ops.reached_voxels.default(indices, text, list(sizes))
-    return MapParts(indices, target, text, sizes, geometry.kernel_size)
+    return MapParts(indices, target, text, sizes, geometry.kernel_size, 0)
 
 
 def parts_of(kernel_map: KernelMap | MapParts) -> MapParts:

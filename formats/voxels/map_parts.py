@@ -31,7 +31,8 @@ Key = tuple[str, Sizes]  # `MapParts.geometry` and `MapParts.sizes`
 class MapParts:
     """A kernel map taken apart, which stands for it where a tracer follows the call.
 
-    The map itself is made of it when the compiled call runs; until then only its sizes are known.
+    The map itself is made of it when the compiled call runs; until then only its sizes are known. No field has a
+    default: a graph of torch 2.11 would ask for the fields at each call, in Python.
     """
 
     source: Tensor  # [N, 1+D]  voxels that the convolution starts from
@@ -39,7 +40,7 @@ class MapParts:
     geometry: str  # kind, then kernel size, stride, padding and dilation of each axis
     sizes: Sizes  # of the batch, of the source's grid and of the target's
     kernel_size: Sizes
-    side: int = 0  # 1: backwards, from the target to the source
+    side: int  # 1: backwards, from the target to the source; else 0
 
     @property
     def indices(self) -> Tensor:

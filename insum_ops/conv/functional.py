@@ -158,7 +158,7 @@ def _convolve_parts(
 
 
 _traced_layer = composite(
-    f"convolution(Tensor features, Tensor weight, Tensor? bias, {OVER}) -> Tensor", _convolve_parts
+    f"convolution_layer(Tensor features, Tensor weight, Tensor? bias, {OVER}) -> Tensor", _convolve_parts
 )
 
 

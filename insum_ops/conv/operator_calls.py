@@ -75,8 +75,12 @@ def _run_gradients(dOut: Tensor, features: Tensor, weight: Tensor, *rest: Any) -
 def _gradients_on(backward: Backward) -> list[Tensor]:
     """Return the gradients that are wanted, by the launch plans that ordinary calls share."""
     call = gradient_call(backward)
-    gradients = lambda *_: (None, *convolution_gradients(backward, call)[:2])
-    plan_key, tensors = gradients_key((*call.key, None), (False, *backward.wanted)), (*backward[:3], *call.tensors)
+    # the bias's comes in the type of dOut, of which a graph makes the bias's own
+    bias_dtype = backward.dOut.dtype if backward.wanted[2:] == (True,) else None
+    count = len(backward.wanted)
+    gradients = lambda *_: (None, *convolution_gradients(backward, call, bias_dtype)[:count])
+    plan_key = gradients_key((*call.key, bias_dtype), (False, *backward.wanted))
+    tensors = *backward[:3], *call.tensors
     return _owned(planned(PLANS, plan_key, gradients, tensors, varies=True, owned=None))
 
 
@@ -93,16 +97,18 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> Any:
         features, weight, source, target = ctx.saved_tensors
-        over, wanted = Over(source, target, *ctx.rest), list(ctx.needs_input_grad[:2])
-        d_features = d_weight = None
+        over, wanted = Over(source, target, *ctx.rest), list(ctx.needs_input_grad[:3])
+        d_features = d_weight = d_bias = None
         if wanted[1]:
-            *grads, d_weight = voxel_gradients(grad_output, features, weight, *over, ctx.is_swapped, wanted)
-            d_features = grads[0] if wanted[0] else None
-        elif wanted[0]:  # by itself it does not read the features
-            d_features = voxel_convolution(grad_output, weight, None, *over.backwards, not ctx.is_swapped)
-            d_features = d_features.to(features.dtype)
-        d_bias = grad_output.sum(0).to(ctx.bias_dtype) if ctx.needs_input_grad[2] else None
-        return d_features, d_weight, d_bias, None, None
+            asked = wanted if wanted[2] else wanted[:2]
+            grads = iter(voxel_gradients(grad_output, features, weight, *over, ctx.is_swapped, asked))
+            d_features, d_weight, d_bias = [next(grads) if is_wanted else None for is_wanted in wanted]
+        else:
+            if wanted[0]:  # by itself it does not read the features
+                d_features = voxel_convolution(grad_output, weight, None, *over.backwards, not ctx.is_swapped)
+                d_features = d_features.to(features.dtype)
+            d_bias = grad_output.sum(0) if wanted[2] else None
+        return d_features, d_weight, None if d_bias is None else d_bias.to(ctx.bias_dtype), None, None
 
 
 class _WeightGradient(torch.autograd.Function):
@@ -149,13 +155,15 @@ def _differentiable_gradients(dOut: Tensor, features: Tensor, weight: Tensor, *r
         grads.append(_WeightGradient.apply(dOut, features, weight, over.backwards))
     elif wanted[1]:
         grads.append(_WeightGradient.apply(features, dOut, weight, over))
+    if wanted[2:] == [True]:
+        grads.append(dOut.sum(0))
     return grads
 
 
 for _key in ("CPU", "CUDA"):
-    voxel_library.impl("voxel_convolution", _run, _key)
+    voxel_library.impl("convolved_voxels", _run, _key)
     voxel_library.impl("voxel_convolution_gradients", _run_gradients, _key)
-voxel_library.impl("voxel_convolution", _differentiable, "Autograd")
+voxel_library.impl("convolved_voxels", _differentiable, "Autograd")
 voxel_library.impl("voxel_convolution_gradients", _differentiable_gradients, "Autograd")
 replay_first(voxel_convolution, _replayed)
 replay_first(voxel_gradients, _replayed_gradients)

@@ -38,16 +38,17 @@ PLANS: LRUCache[Any] = LRUCache(4096)  # launch plans of convolutions and their 
 OVER = "Tensor source, Tensor target, str geometry, SymInt[] sizes, int groups, int side"
 _TAGS = (torch.Tag.pt2_compliant_tag, *UNSAFE_IN_GRAPHS)
 voxel_library.define(
-    f"voxel_convolution(Tensor features, Tensor weight, Tensor? bias, {OVER}, bool is_swapped) -> Tensor", tags=_TAGS
+    f"convolved_voxels(Tensor features, Tensor weight, Tensor? bias, {OVER}, bool is_swapped) -> Tensor", tags=_TAGS
 )
-# of the features and the weight, those that are wanted: one operator, by one launch plan
+# of the features, the weight and, if `wanted` has a third, the bias, those that are wanted: one operator, by one launch
+# plan
 voxel_library.define(
     f"voxel_convolution_gradients(Tensor dOut, Tensor features, Tensor weight, {OVER}, bool is_swapped, bool[] wanted)"
     " -> Tensor[]",
     tags=_TAGS,
 )
 voxel_library.define("same_rows(Tensor indices, Tensor other, str refusal) -> Tensor", tags=_TAGS)
-voxel_convolution = torch.ops.insum_ops.voxel_convolution.default
+voxel_convolution = torch.ops.insum_ops.convolved_voxels.default
 voxel_gradients = torch.ops.insum_ops.voxel_convolution_gradients.default
 
 
@@ -109,7 +110,7 @@ def traced_convolution(features: Tensor, weight: Tensor, bias: Tensor | None, pa
     return voxel_convolution(features, weight, bias, *over, False)  # type: ignore[no-any-return]
 
 
-@torch.library.register_fake("insum_ops::voxel_convolution", lib=voxel_library)
+@torch.library.register_fake("insum_ops::convolved_voxels", lib=voxel_library)
 def _fake(features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     *parts, is_swapped = rest
     over = Over(*parts)
@@ -123,8 +124,9 @@ def _fake(features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> 
 @torch.library.register_fake("insum_ops::voxel_convolution_gradients", lib=voxel_library)
 def _fake_gradients(dOut: Tensor, features: Tensor, weight: Tensor, *rest: Any) -> list[Tensor]:
     wanted = rest[-1]
-    learning = [tensor for tensor, is_wanted in zip((features, weight), wanted) if is_wanted]
-    return [torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device) for tensor in learning]
+    likes = (features.shape, features), (weight.shape, weight), (dOut.shape[1:], dOut)
+    kinds = [(shape, like.dtype) for (shape, like), is_wanted in zip(likes, wanted) if is_wanted]
+    return [torch.empty(shape, dtype=dtype, device=dOut.device) for shape, dtype in kinds]
 
 
 def same_rows(indices: Tensor, other: Tensor, refusal: str) -> Tensor:
@@ -167,5 +169,5 @@ def _flops(features: Tensor, weight: Tensor, bias: Any, *rest: Any, **_: Any) ->
 
 @register_flop_formula(voxel_gradients.overloadpacket, get_raw=True)
 def _gradient_flops(dOut: Tensor, features: Tensor, weight: Tensor, *rest: Any, **_: Any) -> int:
-    gradients: int = sum(rest[7])
+    gradients: int = sum(rest[7][:2])  # adding up a bias's is not counted, as torch counts no sums
     return gradients * _flops_of(Over(*rest[:6]), weight)

@@ -111,7 +111,7 @@ class SparseConvTensor(Moves, SavesMaps, _Fields):
     ) -> None:
         voxel_grid = VoxelGrid(spatial_shape, batch_size)  # type: ignore[arg-type]  # which makes a tuple of them
         voxel_grid.check_kind(indices)
-        voxels, saved = (Voxels(indices, voxel_grid), {}) if map_cache is None else map_cache.on(indices, voxel_grid)
+        voxels, saved = (Voxels.of(indices, voxel_grid), {}) if map_cache is None else map_cache.on(indices, voxel_grid)
         self._hold(features, voxels, saved if indice_dict is None else indice_dict)
         if indices.device != features.device:
             raise OperandError(f"features are on {features.device} but indices on {indices.device}; move one")
@@ -375,7 +375,7 @@ class SparseConvTensor(Moves, SavesMaps, _Fields):
         self.__init__(state["features"], state["indices"], spatial_shape, batch_size, *extra)  # type: ignore[misc]
         by_tensor = {id(self.indices): self.voxels}
         for key, (layout, indices, shape, batch) in state["maps"].items():
-            source = by_tensor.setdefault(id(indices), Voxels(indices, VoxelGrid(tuple(shape), batch)))
+            source = by_tensor.setdefault(id(indices), Voxels.of(indices, VoxelGrid(tuple(shape), batch)))
             kernel_map, target = source.map(MapLayout(*layout))
             by_tensor[id(target.indices)] = target
             self.indice_dict[key] = SavedMap(kernel_map, MapLayout(*layout), source, target, guard_of(indices))

@@ -45,7 +45,7 @@ def _unflatten(leaves: Iterable[Any], context: _Context) -> SparseConvTensor:
     indices, cache = tensors["indices"], context.map_cache
     result = object.__new__(SparseConvTensor)
     result.voxels, result.indice_dict = (
-        (Voxels(indices, context.voxel_grid), {}) if cache is None else cache.on(indices, context.voxel_grid)
+        (Voxels.of(indices, context.voxel_grid), {}) if cache is None else cache.on(indices, context.voxel_grid)
     )
     result._features, result.benchmark = tensors["features"], context.benchmark
     result.grid, result.voxel_num = tensors["grid"], tensors["voxel_num"]

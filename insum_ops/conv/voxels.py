@@ -34,6 +34,15 @@ class Voxels:
     made: ChangeGuards | None = None  # of indices that a convolution made, when it had; None: of those that were given
     saves: tuple[str, SavedMap] | None = None  # what a tracer saves under an indice_key, with the tensor that it makes
 
+    @staticmethod
+    def of(indices: Tensor, grid: VoxelGrid, made: ChangeGuards | None = None) -> Voxels:
+        """Return voxels without kernel maps.
+
+        Of a frozen dataclass that was left a default, a graph of torch 2.11 asks for the fields at each call, in
+        Python, which takes longer than all its other guards. So none is left one here.
+        """
+        return Voxels(indices, grid, {}, made, None)
+
     def map(self, layout: MapLayout) -> tuple[KernelMap, Voxels]:
         """Return the kernel map of a convolution over these voxels and the voxels it leads to, computed once.
 
@@ -49,7 +58,7 @@ class Voxels:
             target = None
             if layout.kind != "subm":
                 grid = VoxelGrid(kernel_map.out_spatial_shape, self.grid.batch_size)
-                target = Voxels(kernel_map.out_indices, grid, made=guard_of(kernel_map.out_indices))
+                target = Voxels.of(kernel_map.out_indices, grid, guard_of(kernel_map.out_indices))
             cached = CachedMap(kernel_map, target, guard_of(self.indices))
             if may_keep(kernel_map.indices, kernel_map.out_indices, *kernel_map.known_neighbours):
                 self.maps[layout] = cached
@@ -61,7 +70,7 @@ class Voxels:
         if layout.kind == "subm":
             return parts, self
         shape = parts.sizes[1 + len(layout.kernel_size) :]
-        return parts, Voxels(parts.target, VoxelGrid(shape, self.grid.batch_size), {})
+        return parts, Voxels.of(parts.target, VoxelGrid(shape, self.grid.batch_size))
 
     def check(self) -> None:
         """Refuse a voxel outside the grid or given twice, for layers that make no kernel map, which would refuse it.
@@ -141,4 +150,4 @@ class MapCache:
             return voxels, self.indice_dict
         stays = isinstance(indices, Tensor) and isinstance(voxels.indices, Tensor)  # else what torch puts for a tensor
         stays = stays and indices.device == voxels.indices.device
-        return Voxels(indices, grid), dict(self.indice_dict) if stays else {}
+        return Voxels.of(indices, grid), dict(self.indice_dict) if stays else {}

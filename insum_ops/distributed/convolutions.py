@@ -41,7 +41,7 @@ CHANNELS_OF_GRADIENT: Dims = ((0, 0), (2, -1))
 
 
 def _convolve(cls: Any, func: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> DTensor:
-    """Evaluate `insum_ops::voxel_convolution` over DTensors; plain tensors are whole on each rank."""
+    """Evaluate `insum_ops::convolved_voxels` over DTensors; plain tensors are whole on each rank."""
     features, weight, bias, source, target, geometry, sizes, groups, side, is_swapped = args
     operands = {"features": features, "weight": weight, **({} if bias is None else {"bias": bias})}
     mesh = _agreed(operands, source, target, f"{geometry} on {list(sizes)} in {groups} groups")
@@ -67,11 +67,13 @@ def _gradients(
     grads, over = list[Tensor](), (source, target, geometry, sizes, groups)
     if wanted[0]:
         inverse = dOut, weight, None, *over, 1 - side, not is_swapped
-        grads.append(_convolve(cls, torch.ops.insum_ops.voxel_convolution.default, types, inverse).to(features.dtype))
+        grads.append(_convolve(cls, torch.ops.insum_ops.convolved_voxels.default, types, inverse).to(features.dtype))
     if wanted[1] and is_swapped:  # the features have the weight's output channels
         grads.append(_weight_gradient(func, dOut, features, weight, *over, 1 - side))
     elif wanted[1]:
         grads.append(_weight_gradient(func, features, dOut, weight, *over, side))
+    if wanted[2:] == [True]:  # of the bias
+        grads.append(dOut.sum(0))
     return grads
 
 
@@ -159,5 +161,5 @@ def _own_groups(groups: int, kind: int, local: Tensor, whole: Tensor) -> int:
     return groups if kind == DENSE else groups * local.shape[1] // whole.shape[1]
 
 
-torch.library.register_torch_dispatch("insum_ops::voxel_convolution", DTensor, _convolve)
+torch.library.register_torch_dispatch("insum_ops::convolved_voxels", DTensor, _convolve)
 torch.library.register_torch_dispatch("insum_ops::voxel_convolution_gradients", DTensor, _gradients)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import sys
 from functools import partial
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from profiled import sorts
 from short_clouds import BATCH, SHAPE, cloud, expected_of, strided, submanifold
 from statements import DEVICE, IS_THOROUGH
 from tolerances import assert_matches
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -120,6 +124,45 @@ def test_convolutions_share_keys_in_one_graph(is_warm, backend):
         assert set(y.indice_dict) == {"own", "down", "low"}
         assert is_warm or not x.indice_dict  # the input stays as it was
     assert counter.frame_count == 2
+
+
+@pytest.mark.parametrize("is_made_inside", [False, True])
+def test_a_warm_compiled_call_asks_for_no_fields_of_dataclasses(is_made_inside):
+    # those of torch 2.11 did, in Python, of each frozen dataclass that was left a default
+    model, x = Hourglass(), cloud()
+
+    def features(values, indices):
+        given = nn.SparseConvTensor(values, indices, SHAPE, BATCH) if is_made_inside else x.replace_feature(values)
+        return model(given).features
+
+    call, counter = compiled(features)
+    for _ in range(2):
+        call(x.features, x.indices)
+    entered = set()
+    sys.setprofile(lambda frame, *_: entered.add(frame.f_code.co_filename))
+    try:
+        y = call(x.features, x.indices)
+    finally:
+        sys.setprofile(None)
+    assert_matches(y, model(x).features)
+    assert counter.frame_count == 1
+    assert dataclasses.__file__ not in entered
+
+
+def test_the_gradients_of_a_compiled_convolution_are_one_operator():
+    layer, x = submanifold(), cloud()
+    graphs = []
+
+    def keep(graph, _):
+        graphs.append([str(node.target) for node in graph.graph.nodes if node.op == "call_function"])
+        return make_boxed_func(graph.forward)
+
+    call = torch.compile(layer, fullgraph=True, backend=aot_autograd(fw_compiler=keep))
+    leaves = [x.features, *layer.parameters()]
+    assert_trains_alike(call(x).features, expected_of(layer, x, x), leaves)
+    assert [name for name in graphs[1] if "getitem" not in name] == ["insum_ops.voxel_convolution_gradients.default"]
+    layer.weight.requires_grad_(False)  # and one that is fixed
+    assert_trains_alike(call(x).features, expected_of(layer, x, x), [x.features, layer.bias])
 
 
 def test_what_a_compiled_call_has_saved_serves_others():
@@ -291,9 +334,9 @@ def test_torch_finds_nothing_wrong_with_the_operators():
     operators, over = torch.ops.insum_ops, (indices, indices, "subm;3;1;1;1", [BATCH, *SHAPE, *SHAPE])
     features, weight = torch.randn(5, 4, requires_grad=True), torch.randn(6, 3, 4, requires_grad=True)
     bias = torch.randn(6, requires_grad=True)
-    torch.library.opcheck(operators.voxel_convolution.default, (features, weight, bias, *over, 1, 0, False))
+    torch.library.opcheck(operators.convolved_voxels.default, (features, weight, bias, *over, 1, 0, False))
     upstream = torch.randn(5, 6)
-    for wanted in ([True, True], [False, True], [True, False]):
+    for wanted in ([True, True], [False, True], [True, False], [True, True, True], [False, True, True]):
         gradients = (upstream, features, weight, *over, 1, 0, False, wanted)
         torch.library.opcheck(operators.voxel_convolution_gradients.default, gradients)
     torch.library.opcheck(operators.neighbours.default, (*over, 0))
@@ -307,7 +350,7 @@ def test_flops_of_the_operators_are_counted():
     x, weight = cloud(), torch.randn(5, 3, 4, dtype=torch.float64, requires_grad=True)
     over = (x.indices, x.indices, "subm;3;1;1;1", [BATCH, *SHAPE, *SHAPE], 1, 0)
     with FlopCounterMode(display=False) as counter:
-        torch.ops.insum_ops.voxel_convolution(x.features, weight, None, *over, False).sum().backward()
+        torch.ops.insum_ops.convolved_voxels(x.features, weight, None, *over, False).sum().backward()
     batch, position = x.indices.long().T
     pairs = (batch[:, None] == batch) & ((position[:, None] - position).abs() <= 1)
     assert counter.get_total_flops() == 3 * 2 * int(pairs.sum()) * 4 * 5  # of the value and of two gradients

@@ -91,7 +91,6 @@ def test_lengths_of_which_each_comes_once(name):
         call(name, length)
 
 
-@pytest.mark.every_route
 @pytest.mark.parametrize("name", CASES)
 def test_lengths_that_something_divides_need_no_plan_of_their_own(name, monkeypatch):
     """Of clouds and graphs a few are as long as 16 divides: each set of such lengths had taken kernels of its own."""

@@ -12,9 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch import distributed as dist
-from torch.distributed._functional_collectives import all_reduce
+from torch.distributed._functional_collectives import all_gather_tensor, all_reduce
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
 
 from ..compiler import OperandError, ShapeError
 from ..formats.torch_state import wants_gradient
@@ -223,8 +222,7 @@ class ByColumns(SplitLayer):
         y = self._multiply(x, self._parameter("bias"), self._shared)
         if not self.style["is_whole"]:
             return y
-        split = DTensor.from_local(y, self.style["mesh"], [Shard(y.ndim - 1)], run_check=False)
-        whole: Tensor = split.full_tensor()
+        whole: Tensor = _Joined.apply(y, self.style["mesh"])
         blocks: Tensor = whole.unflatten(-1, (-1, self.block_size[0]))
         return blocks.index_select(-2, self.style["order"].argsort()).flatten(-2)
 
@@ -248,7 +246,8 @@ class ByRows(SplitLayer):
 class _Sum(torch.autograd.Function):
     """The sum of what each rank has, which all of them get, and whose gradient they share.
 
-    DTensors have no gradients of gradients here: they take what a rank makes of a shared gradient for that of all.
+    DTensors have no gradients of gradients here: they take what a rank makes of a shared gradient for that of all, and
+    in torch 2.11 leave out what is moved.
     """
 
     @staticmethod
@@ -272,6 +271,32 @@ class _Shared(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> Any:
         return _Sum.apply(grad_output, ctx.mesh), None
+
+
+class _Joined(torch.autograd.Function):
+    """The features of all ranks side by side, which all of them get, and whose gradient they share."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, mesh: DeviceMesh) -> Tensor:
+        ctx.mesh = mesh
+        return local_part(all_gather_tensor(own.movedim(-1, 0).contiguous(), 0, (mesh, 0))).movedim(0, -1)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> Any:
+        return _OwnFeatures.apply(grad_output, ctx.mesh), None
+
+
+class _OwnFeatures(torch.autograd.Function):
+    """This rank's features of a tensor that all ranks have; its gradient is what they all make of theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, mesh: DeviceMesh) -> Tensor:
+        ctx.mesh = mesh
+        return whole.chunk(mesh.size(), -1)[mesh.get_local_rank()].clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> Any:
+        return _Joined.apply(grad_output, ctx.mesh), None
 
 
 def _whole_weight(layer: SplitLayer) -> Tensor:

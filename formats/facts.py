@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 ONCE = " once"
-WHOLE, CUT, PACKED = " whole", " cut ", " packed "
+WHOLE, CUT, PACKED, COUNTED = " whole", " cut ", " packed ", " counted by "
 CONSTANTS = "known "
 SHORT_LENGTH = 64  # up to which a kernel's source may rely on a length, even if it varies from call to call
 TEXTS = 256  # of constant tables whose parsed form is kept; a longer table would only be parsed again
@@ -107,9 +107,11 @@ class Fact(ABC):
         taken = OwnedRows.TENSORS if cut else OwnedRows.TENSORS[:-1]
         if len(tensors) > len(taken) or (cut and 0 < len(tensors) < len(taken)):
             raise FormatError(f"{text!r} takes {', '.join(taken)}, but {len(tensors)} tensors are given")
-        rows, _, tiles = about.removesuffix(WHOLE).partition(".")
+        about, _, counted_by = about.removesuffix(WHOLE).partition(COUNTED)
+        rows, _, tiles = about.partition(".")
         fields: dict[str, Any] = dict(zip(OwnedRows.TENSORS, tensors))
         fields |= {"is_whole": text.endswith(WHOLE), "cut": int(cut or 0), "is_packed": is_packed}
+        fields["counted_by"] = counted_by
         fact = OwnedRows(rows, tiles, **fields)
         # not in __post_init__: a tracer would take note of every length
         if len(tensors) > 1 and len(tensors[1]) != len(tensors[0]) - 1:
@@ -160,10 +162,15 @@ class OwnedRows(Fact):
     a long one: each takes a piece of its groups, and what is said of groups below is said of pieces. If they are packed
     too, a piece holds several short rows, or a part of a long one.
 
+    The winner of a `max` or `min` is told by its group's place in P. Where groups stand in another order than the
+    statement's own, `counted_by` [P] says where each stood, and that tells the winner; of equals, the first of those.
+
     >>> str(OwnedRows("AM")), str(OwnedRows("ROW", "TILE")), OwnedRows("ROW", "TILE").names
     ('AM', 'ROW.TILE', ('ROW', 'TILE'))
     >>> Fact.from_text("AM whole", []).is_whole
     True
+    >>> Fact.from_text("F counted by P whole", []).names
+    ('F', 'P')
     """
 
     rows: str
@@ -176,6 +183,7 @@ class OwnedRows(Fact):
     is_whole: bool = False  # nothing tells which rows have one group, so that a program takes all groups of a row
     cut: int = 0  # the most groups of a piece, or about as many if they are packed; 0 if rows are not cut
     is_packed: bool = False
+    counted_by: str = ""
 
     TENSORS = ("pointers", "order", "is_shared", "rows_to_zero", "pieces")
 
@@ -192,7 +200,7 @@ class OwnedRows(Fact):
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (self.rows, self.tiles) if self.tiles else (self.rows,)
+        return tuple([name for name in (self.rows, self.tiles, self.counted_by) if name])
 
     @property
     def owner(self) -> str:
@@ -210,10 +218,12 @@ class OwnedRows(Fact):
 
     def __str__(self) -> str:
         kind = WHOLE if self.is_whole else f"{PACKED if self.is_packed else CUT}{self.cut}" if self.cut else ""
-        return f"{self.rows}{f'.{self.tiles}' if self.tiles else ''}{kind}"
+        counted = f"{COUNTED}{self.counted_by}" if self.counted_by else ""
+        return f"{self.rows}{f'.{self.tiles}' if self.tiles else ''}{counted}{kind}"
 
     def without_tensors(self) -> OwnedRows:
-        return OwnedRows(self.rows, self.tiles, is_whole=self.is_whole, cut=self.cut, is_packed=self.is_packed)
+        kind = {"is_whole": self.is_whole, "cut": self.cut, "is_packed": self.is_packed}
+        return OwnedRows(self.rows, self.tiles, counted_by=self.counted_by, **kind)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

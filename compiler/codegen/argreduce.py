@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 import torch
 
+from ..language import Access, Var
 from .broadcast import Value
-from .loads import axes_of, conjunction, pointer
+from .loads import conjunction, pointer
 from .loops import open_loops
 from .products import evaluate, widened
 from .scope import Scope
@@ -106,7 +107,9 @@ def _keep_better(scope: Scope, axes: Axes, product: str, mask: str) -> None:
     place = spec.tile.spread(_position_of_product(scope), axes)
     loses = f"({product} {'<=' if _is_max(spec) else '>='} acc)"  # false for a NaN
     beats = f"(place < 0) | (({loses} == 0) & (acc == acc))"
-    if loops != tuple(name for name in spec.bound.statement.reduced if name in loops):
+    owner = spec.schedule.owner
+    is_counted = owner is not None and bool(owner.counted_by)  # whose groups come in an order of their own
+    if is_counted or loops != tuple(name for name in spec.bound.statement.reduced if name in loops):
         same = f"(({product} == acc) | (({product} != {product}) & (acc != acc)))"
         beats += f" | ({same} & ({place} < place))"
     better = scope.let(f"{mask} & ({beats})" if mask else beats, axes, "better")
@@ -115,14 +118,20 @@ def _keep_better(scope: Scope, axes: Axes, product: str, mask: str) -> None:
 
 
 def _position_of_product(scope: Scope) -> Value:
-    """Return the position of a product over the reduced names, the last of which varies fastest."""
+    """Return the position of a product over the reduced names, the last of which varies fastest.
+
+    Groups that are counted by an index tensor stand where that says.
+    """
     spec, reduced = scope.spec, scope.spec.bound.statement.reduced
+    owner, values = spec.schedule.owner, dict(scope.indices)
+    if owner is not None and owner.counted_by:
+        values[owner.segment] = scope.positions[Access(owner.counted_by, (Var(owner.segment),))]
     if not reduced:
         return scope.let(_full(spec, (), "0", _place_type(spec)), (), "at")
-    axes = axes_of(scope, reduced)
+    axes = spec.ordered({axis for name in reduced for axis in values[name].axes})
     text = ""
     for name in reduced:
-        value = f"tl.cast({spec.tile.spread(scope.indices[name], axes)}, {_place_type(spec)})"
+        value = f"tl.cast({spec.tile.spread(values[name], axes)}, {_place_type(spec)})"
         before = f"({text})" if "+" in text else text
         text = f"{before} * {_length(scope, name)} + {value}" if text else value
     return scope.let(text, axes, "at")

@@ -64,6 +64,7 @@ class Owner:
     index: str  # the index tensor whose values own rows
     is_cut: bool = False  # what a program has is a piece of a row's groups, by whose number `row` is counted
     is_packed: bool = False  # a piece may have the groups of several rows
+    counted_by: str = ""  # the index tensor that numbers groups, as winners are told by; "" for their places
 
 
 @dataclass(frozen=True)
@@ -254,7 +255,8 @@ class Start:
             single = [name for name in self.summed if self.extents[name] == 1 and not is_varying(self.bound, name)]
             swap |= {Var(name): Const(0) for name in single}
         factors = tuple(substituted(factor, swap) for factor in self.accesses)
-        owner = Owner(row, segment, access.name, is_cut, is_packed)
+        counted_by = fact.counted_by if isinstance(fact, OwnedRows) else ""
+        owner = Owner(row, segment, access.name, is_cut, is_packed, counted_by)
         extents = {**self.extents, row: owned_rows(self.bound, fact, is_cut)}
         return replace(self, output=output, factors=factors, extents=extents, owner=owner)
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ...formats.facts import ConstantTables, Fact, OwnedRows, WrittenOnce
@@ -15,7 +13,7 @@ from ...formats.torch_state import is_captured, is_deterministic, uses_tensor_co
 from ..binding import kernel_strides
 from ..planning import Grouping, device_of, groupings
 from ..runtime import GroupTables, active, ascends, group_tables, is_for_graph, new_group_tables, note_use, was_used
-from .prepared import PreparedStatement, Result, Runner, as_one_step, prepare
+from .prepared import PreparedStatement, Result, Runner, prepare
 
 __all__ = ["GroupedRunner", "Kernel", "RunnerByCapture", "RunnerByIndex", "by_kernel", "groupings_of"]
 
@@ -82,8 +80,8 @@ class GroupedRunner:
         return self.over(self.tables(tensors, new_group_tables), tensors, fact)
 
     def tables(self, tensors: list[Tensor], make: Callable[..., GroupTables] = group_tables) -> GroupTables:
-        """Return the tables of the index tensor; of equal products the first wins, so winners need them in order."""
-        return make(tensors[self.at], self.way.count, self.way.tile, self.statement.wants_winners)
+        """Return the tables of the index tensor."""
+        return make(tensors[self.at], self.way.count, self.way.tile)
 
     def over(self, tables: GroupTables, tensors: list[Tensor], fact: Fact | None = None) -> Result:
         """Evaluate the statement with tables of its index tensor."""
@@ -91,33 +89,17 @@ class GroupedRunner:
         named[way.positions], named[way.values], _ = tables
         passed = [named[name] for name in self.names]
         grouped_fact = self._fact(tables) if fact is None else fact
-        bound, wants_winners = self.statement.bound, self.statement.wants_winners
-        result = by_kernel(self.kernel, self.text, self.names, bound.size, passed, grouped_fact, wants_winners)
-        if not isinstance(result, tuple) or ascends(tensors[self.at]):
-            return result
-        reduced = bound.statement.reduced
-        inner = prod(bound.extents[name] for name in reduced[reduced.index(self.way.name) + 1 :])
-        value, winners = result
-        return value, as_one_step(in_given_order, winners, tables[0], inner)
+        size, wants_winners = self.statement.bound.size, self.statement.wants_winners
+        return by_kernel(self.kernel, self.text, self.names, size, passed, grouped_fact, wants_winners)
 
     def _fact(self, tables: GroupTables) -> Fact | None:
-        """Return what the tables say about rows of the output."""
-        if self.way.is_scattered:
-            return OwnedRows(self.way.values, "", tables[2], is_whole=True)
-        return WrittenOnce(self.way.positions) if self.way.is_stored_once else None
-
-
-def in_given_order(winners: Tensor, positions: Tensor, inner: int) -> Tensor:
-    """Return where winners are among a statement's products, of where they are among those in the order of `positions`.
-
-    Each position has `inner` products. -1 is no winner.
-
-    >>> in_given_order(torch.tensor([3, 4, -1]), torch.tensor([2, 0, 1]), 2).tolist()
-    [1, 2, -1]
-    """
-    place = winners.div(inner, rounding_mode="floor").remainder(len(positions))
-    moved = (winners + (positions[place] - place) * inner).to(winners.dtype)
-    return torch.where(winners < 0, winners, moved)
+        """Return what the tables say about rows of the output, and in what order the products come."""
+        way = self.way
+        if way.is_scattered:
+            is_counted = self.statement.wants_winners and way.positions in self.names
+            counted_by = way.positions if is_counted else ""  # no product depends on the place of another
+            return OwnedRows(way.values, "", tables[2], is_whole=True, counted_by=counted_by)
+        return WrittenOnce(way.positions) if way.is_stored_once else None
 
 
 @dataclass(eq=False)

@@ -180,8 +180,18 @@ class PreparedStatement:
         return program_for(self.bound, self.padding(variant), self.wants_winners, sums_in_half, way)
 
     def graph(self, variant: Any, sums_in_half: bool = False, way: Way = USUAL) -> Runner:
-        """Return the runner of `program`."""
-        return self.running(self.program(variant, sums_in_half, way))
+        """Return the runner of `program`; products that a fact counts come in that order."""
+        run, fact = self.running(self.program(variant, sums_in_half, way)), self.fact
+        if not (self.wants_winners and isinstance(fact, OwnedRows) and fact.counted_by):
+            return run
+        rows, counted = self.names.index(fact.rows), self.names.index(fact.counted_by)
+
+        def in_order(tensors: list[Tensor], fact: Fact | None) -> Result:
+            tensors = list(tensors)
+            tensors[counted], tensors[rows] = as_one_step(_ascending, tensors[counted], tensors[rows])
+            return run(tensors, fact)
+
+        return in_order
 
     def running(self, program: Program) -> Runner:
         """Return the runner of one of the statement's programs."""
@@ -357,6 +367,12 @@ def problem_for(
     fact_kind = None if fact is None else fact.without_tensors()
     in_order = tuple([name for name in _scattering(bound, fact) if ascends(tensors[name])])
     return Problem(bound, strides, tuple(tensors), fact_kind, flags, deterministic, *_rows(fact), in_order)
+
+
+def _ascending(numbers: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return numbers in ascending order, and the values that stood with them."""
+    ascending, order = numbers.sort()
+    return ascending, values[order]
 
 
 def _scattering(bound: Bound, fact: Fact | None) -> tuple[str, ...]:

@@ -53,7 +53,7 @@ if kernels is not None:
 
 
 class _Groups(KeptGuard):
-    """The tables of one tensor, by how many values it has, the length of tiles and whether positions keep order."""
+    """The tables of one tensor, by how many values it has, the length of tiles and if positions of a value ascend."""
 
     __slots__ = ("tables",)
     attribute = "_insum_groups"
@@ -112,20 +112,20 @@ class _Renewable(Unsaved):
         yield PLACE, programs, tensors, along, (self.tile, self.few, may_skip, block)
 
 
-def group_tables(index: Tensor, count: int, tile: int, keeps_order: bool = False) -> GroupTables:
+def group_tables(index: Tensor, count: int, tile: int) -> GroupTables:
     """Return the tables of an index tensor [P], whose values are from -1 to `count` - 1, in tiles of `tile` positions.
 
     They are `positions` [T, tile], -1 where a tile is not full; `values` [T], the value that all positions of a tile
     have, or -1 if a tile is empty; and `pointers` [count+1]: the tiles of value v are pointers[v] to pointers[v+1] - 1.
-    With tiles of 1, `positions` [P] has no -1. If `keeps_order`, positions of one value ascend. For a launch plan the
-    call is one step.
+    With tiles of 1, `positions` [P] has no -1. Positions of one value ascend if results must be the same again. For a
+    launch plan the call is one step.
     """
     recording = active()
     if recording is None:
-        return _remembered(index, count, tile, keeps_order)
+        return _remembered(index, count, tile)
     with paused():
-        tables = _remembered(index, count, tile, keeps_order)
-    recording.call(_remembered, (index, count, tile, keeps_order), {}, tables)
+        tables = _remembered(index, count, tile)
+    recording.call(_remembered, (index, count, tile), {}, tables)
     return tables
 
 
@@ -144,19 +144,19 @@ def was_used(index: Tensor) -> bool:
     return any(isinstance(tables, _Renewable) for tables in list(groups.tables.values()))
 
 
-def _remembered(index: Tensor, count: int, tile: int, keeps_order: bool) -> GroupTables:
+def _remembered(index: Tensor, count: int, tile: int) -> GroupTables:
     """Return the tables that are kept with a tensor, made first if there are none."""
     if not may_keep(index) or index.is_inference():
-        return new_group_tables(index, count, tile, keeps_order)
+        return new_group_tables(index, count, tile)
     note_use(index)
-    groups, key = _Groups.kept_with(index), (count, tile, keeps_order or is_deterministic())
+    groups, key = _Groups.kept_with(index), (count, tile, is_deterministic())
     tables = None if groups is None else groups.tables.get(key)
     if is_captured(index.device):
-        return _for_graph(index, tables) or new_group_tables(index, count, tile, keeps_order)
+        return _for_graph(index, tables) or new_group_tables(index, count, tile)
     assert groups is not None
     if tables is None:
         with torch.inference_mode(False):  # what is kept must be good for training too
-            tables = _made(index, count, tile, keeps_order)
+            tables = _made(index, count, tile)
             if isinstance(tables, _Renewable) and index.is_cuda:
                 with paused(), _on_device(index):
                     tables.load(index)
@@ -175,19 +175,19 @@ def _for_graph(index: Tensor, tables: GroupTables | _Renewable | None) -> GroupT
     return tables.tables
 
 
-def new_group_tables(index: Tensor, count: int, tile: int, keeps_order: bool = False) -> GroupTables:
+def new_group_tables(index: Tensor, count: int, tile: int) -> GroupTables:
     """Return new tables of an index tensor, which are not remembered with it; `group_tables` says what they are."""
-    tables = _made(index, count, tile, keeps_order)
+    tables = _made(index, count, tile)
     return tables.tables if isinstance(tables, _Renewable) else tables
 
 
-def _made(index: Tensor, count: int, tile: int, keeps_order: bool = False) -> GroupTables | _Renewable:
-    """Return new tables, by kernels or, if positions of one value keep their order, by torch's stable sort."""
+def _made(index: Tensor, count: int, tile: int) -> GroupTables | _Renewable:
+    """Return new tables, by kernels or, if results must be the same again, by torch's stable sort."""
     length = index.shape[0]
     is_short = length + tile * (count + 2) < 2**31
     has_kernels = kernels is not None and (index.is_cuda or INTERPRETED) and index.layout is torch.strided
     with paused(), torch.no_grad():
-        if has_kernels and is_short and length and not (keeps_order or is_deterministic()):
+        if has_kernels and is_short and length and not is_deterministic():
             with _on_device(index):
                 return _Renewable(index, count, tile)
         return sorted_tables(index, count, tile)

@@ -72,6 +72,13 @@ def _exemplars() -> tuple[Exemplar, ...]:
         Exemplar(group_spmm, entries, SINGLE, OwnedRows("AM", cut=32, is_packed=True), has_order=True),
         Exemplar(group_spmm, {**groups, "C": (200, 96)}, HALF, None, _flags("AM", "AK", sum_dtype=SINGLE)),
         Exemplar(group_max, groups, SINGLE, rows, _flags("AK", wants_winners=True)),
+        Exemplar(
+            "C[F[p],n] = max(X[P[p],n])",
+            {"F": (300,), "P": (300,), "X": (300, 96), "": (200, 96)},
+            SINGLE,
+            OwnedRows("F", is_whole=True, counted_by="P"),
+            _flags(wants_winners=True),
+        ),
         Exemplar(group_max, groups, HALF, rows, _flags("AK")),
         Exemplar("C[AM[p],i,n] += AV[p,i,j] * B[AK[p],j,n]", blocks, HALF, rows, has_order=True),
         Exemplar(

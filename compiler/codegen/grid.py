@@ -6,7 +6,7 @@ import math
 
 from ..binding import SHORT_LENGTH, bucket, known_divisor
 from ..language import Access, Var
-from ..planning import VECTOR_BYTES, WARP_ROW
+from ..planning import VECTOR_BYTES, WARP_ROW, is_of_one_length
 from .kernel import ALIGNED
 from .loads import load_row, offset_of_rows
 from .scope import Scope
@@ -309,10 +309,13 @@ def _divisor(spec: KernelSpec, name: str) -> int:
     if _is_piece(spec, name):
         return 1
     is_row = owner is not None and name == owner.row
-    parts = spec.schedule.parts_of(name)
-    return math.prod(
-        known_divisor(extents[part]) if is_row or spec.is_varying(part) else extents[part] for part in parts
-    )
+    divisors = []
+    for part in spec.schedule.parts_of(name):
+        divisor = known_divisor(extents[part]) if is_row or spec.is_varying(part) else extents[part]
+        if not is_row and is_of_one_length(spec.bound, part):
+            divisor = math.lcm(divisor, math.gcd(extents[part], ALIGNED))
+        divisors.append(divisor)
+    return math.prod(divisors)
 
 
 def wide_extent(scope: Scope, name: str, block: int) -> str:

@@ -28,7 +28,7 @@ from .joint import holds_sums, in_turns, joint_schedules
 from .movement import VECTOR_BYTES, WARP_ROW, block_along
 from .relayout import Split
 from .rules import LARGEST_TILE, LEAST_TILE, MOST_ENTRIES, other_schedules, schedules
-from .scatter import ON_CHIP_EXTENT, Factor, Flat, Merged, OneHot, Owner, is_varying, strategies
+from .scatter import ON_CHIP_EXTENT, Factor, Flat, Merged, OneHot, Owner, is_of_one_length, is_varying, strategies
 from .schedule import Schedule, Strides, resized
 from .split import split
 
@@ -69,6 +69,7 @@ __all__ = [
     "groupings",
     "holds_sums",
     "in_turns",
+    "is_of_one_length",
     "is_varying",
     "joint_schedules",
     "leaves",

@@ -32,6 +32,7 @@ __all__ = [
     "unrolled_schedule",
 ]
 
+LEAST_OUTER = 4  # results of a tile that share what is loaded of a factor
 DEEP_EXTENT = 8  # a loop this long is worth taking several summands at once
 # A sum is shared by several programs where tiles of this size would leave multiprocessors without one. Its longest loop
 # has then four turns at least for each of two programs, of the deepest tiles that are tried; estimated, not measured.
@@ -40,7 +41,8 @@ MOST_DOTS = 4  # choices of a dot's tiles in a full search, which loads more ele
 DEEPEST_TILE = 128
 SHARED_LOOP = 2 * 4 * DEEPEST_TILE
 # Results side by side along memory: of the narrowest tile whose loads fill a line, of 4 bytes each, and of one whose
-# loads are long stretches: 8,064 by 5,544 numbers of float16, summed by columns, take an H200 0.052 ms in tiles of 16.
+# loads are long stretches: 8,064 by 5,544 numbers of float32, summed by columns, took an H200 0.052 ms in tiles of 16
+# and 0.047 if programs share sums of 64 (`bench/cases/test_statements.py --seed 2027`).
 LINE, STRETCH = 32, 256
 # of known tables: each is a product in the source, whose compilation takes seconds with a few hundred of them
 MOST_ENTRIES = 512
@@ -378,6 +380,9 @@ def _shared(schedule: Schedule, deterministic: bool) -> list[Schedule]:
 def _without_dot(start: Start, strides: Strides, least: int = DEEP_EXTENT) -> list[Schedule]:
     """Return the schedules without a dot; a sum that reads stretches of memory first has several summands at once."""
     plain = _plain_schedule(start, strides)
+    outer = _outer_schedule(start, plain)
+    if outer is not None:
+        return [outer, plain]
     deep = _deep_schedule(start, strides, plain, least)
     if deep is None:
         return [plain]
@@ -385,6 +390,30 @@ def _without_dot(start: Start, strides: Strides, least: int = DEEP_EXTENT) -> li
         return [plain, deep]
     # a long loop over single summands would have too few loads in flight
     return [deep] if deep.extents[deep.names("step")[0]] >= SHARED_LOOP else [deep, plain]
+
+
+def _outer_schedule(start: Start, plain: Schedule) -> Schedule | None:
+    """Return a schedule of outer products that the owner of a row adds up, over two axes that no factor has both of.
+
+    What is loaded of one factor is then multiplied with all that is loaded of another, where rows side by side would
+    share nothing. None if there is no such axis beside the one along memory.
+    """
+    owner, column = start.owner, plain.names("tile")[-1:]
+    if owner is None or owner.is_packed or not start.bound.statement.is_sum or not {*column} <= {*start.free}:
+        return None
+    read = [start.varies_over(factor) for factor in start.factors]
+    others = [
+        name
+        for name in start.free
+        if name not in (owner.row, *column)
+        and start.extents[name] >= LEAST_OUTER
+        and any(name in names for names in read)
+        and not any({name, *column} <= {*names} for names in read)
+    ]
+    if not column or not others or not any(column[0] in names for names in read):
+        return None
+    tiles = (max(others, key=lambda name: start.extents[name]), *column)
+    return _finish(start, tiles, (), _tree(start, tiles, (), use_dot=False))
 
 
 def _deep_schedule(start: Start, strides: Strides, plain: Schedule, least: int) -> Schedule | None:

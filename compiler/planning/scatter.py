@@ -94,6 +94,19 @@ def is_varying(bound: Bound, name: str) -> bool:
     return any(isinstance(first, Var) and first.name == name for first in firsts)
 
 
+def is_of_one_length(bound: Bound, name: str) -> bool:
+    """Whether an index has one length in all calls that a kernel serves: it runs over a dimension that is not a first.
+
+    It may vary by call all the same, and each length then has a kernel of its own, of the same source if that holds
+    nothing but what many lengths share.
+    """
+    if name in bound.dynamic:
+        return False
+    roots = (bound.statement.output, *bound.statement.accesses)
+    others = (index for root in roots for access in walk(root) for index in access.indices[1:])
+    return any(isinstance(index, Var) and index.name == name for index in others)
+
+
 def strategies(
     bound: Bound, fact: Fact | None = None, deterministic: bool = False, full: bool = False
 ) -> tuple[str, ...]:

@@ -101,6 +101,13 @@ class Schedule(Start):
         return str(self.output.indirections[0].indices[0]) if self.form == "runs" else ""
 
     @cached_property
+    def adds_outer_products(self) -> bool:
+        """Whether each program has one row of the output, and tiles of two more axes that no factor has both of."""
+        if self.owner is None or self.roles[self.owner.row] != "grid" or self.uses_dot or len(self.axes) != 2:
+            return False
+        return self.axes == self.names("tile") and not any({*self.axes} <= {*factor.names} for factor in self.accesses)
+
+    @cached_property
     def stores_vectors(self) -> bool:
         """Whether a kernel relies on what divides the strides of its output, to write several elements at once."""
         return bool(self.form) or (self.strategy == "atomic" and bool(self.tables))

@@ -338,6 +338,8 @@ MOVED_ROWS = ((64, 1), (96, 1), (32, 1), (32, 2), (16, 4), (8, 4))
 # 0.017 if a warp stores whole sectors; what fills that memory takes 0.016.
 ALIGNED_ROWS = ((32, 1), (64, 1), (16, 4))
 OTHERS = {
+    # outer products: sums in registers, as many as make each number that is loaded good for several
+    "outer": (Point(32, 64, 2), Point(16, 64, 1), Point(32, 64, 4), Point(64, 64, 4), Point(64, 128, 8)),
     # contiguous stretches of the output
     "flat": tuple(Point(1, each * 32 * warps, warps) for each, warps in ((4, 4), (8, 4), (4, 8))),
     # a sum to each thread, which reads its summands at constant distances: no sum goes through other threads

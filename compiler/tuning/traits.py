@@ -21,8 +21,8 @@ SLICES = (512, 256)  # bytes of parts of rows that are gathered
 class Traits:
     """The properties of a schedule by which measured points are found; no name, no size of one application."""
 
-    # alone, set, neighbours, table, plain, walk, crowd, rows, runs, flat, turned, looped, deep, scalar, unrolled,
-    # unrolled runs, unrolled tile
+    # alone, set, neighbours, table, plain, walk, outer, crowd, rows, runs, flat, turned, looped, deep, scalar,
+    # unrolled, unrolled runs, unrolled tile
     form: str
     narrow: int = 0  # 16, 32, 64, 128: the class of its narrow side
     is_narrow_first: bool = True  # the narrow side is the rows of the output
@@ -96,6 +96,8 @@ def _without_dot(schedule: Schedule, device: Device) -> Traits:
         return _of_moved_rows(schedule)
     if schedule.form:
         return Traits(schedule.form)
+    if schedule.adds_outer_products:
+        return Traits("outer")
     wide = min(power_of_two(schedule.extents[axes[-1]]), 256 if len(axes) > 1 else 1024)
     if schedule.walks_rows and schedule.names("step"):
         return Traits("walk", widest=wide, slices=slices(schedule))

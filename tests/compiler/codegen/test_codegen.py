@@ -315,6 +315,13 @@ def test_an_extent_that_its_blocks_divide_has_no_bound() -> None:
         assert bounds == [f"i_{name}"]
 
 
+@pytest.mark.parametrize(("columns", "divisor"), [(5544, 8), (5543, 1), (5540, 4), (5536, 16)])
+def test_a_bound_says_what_divides_a_length_that_another_dimension_fixes(columns: int, divisor: int) -> None:
+    """Columns are the first dimension of their sums, and the second of the matrix: whole vectors of them are loaded."""
+    source = first(problem("Y[j] += X[i,j]", {"X": values(8064, columns)}))
+    assert f"< extent_j{f' // {divisor} * {divisor}' if divisor > 1 else ''}\n" in source
+
+
 def test_an_index_tensor_without_padding_is_not_compared() -> None:
     assert ">= 0" not in first(spmm())
     for padded in ({"AK"}, {"AM"}, {"AM", "AK"}):

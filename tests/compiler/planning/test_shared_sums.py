@@ -9,7 +9,7 @@ from scheduling import ROWS, block_gradient, others, scheduled, spmm, ways
 
 from insum_ops.compiler.planning.rules import schedules
 from insum_ops.compiler.planning.scatter import Flat
-from insum_ops.formats.facts import WrittenOnce
+from insum_ops.formats.facts import OwnedRows, WrittenOnce
 
 pytestmark = pytest.mark.cpu
 
@@ -62,6 +62,29 @@ def test_programs_share_a_sum_over_several_names_none_of_which_is_long() -> None
         j, k = lengths
         own = problem(expr, {"X": values(89, j, k), "B": values(j, 9), "C": values(k, 9)})
         assert any(way.is_shared for way in schedules(own.bound, own.strides, "store")) == is_shared
+
+
+@pytest.mark.parametrize(
+    ("columns", "kinds"), [(1000, [True, True, False]), (6000, [False, True, True]), (40_000, [False])]
+)
+def test_programs_may_share_sums_of_columns_that_narrow_tiles_could_fill_the_gpu_with(
+    columns: int, kinds: list[bool]
+) -> None:
+    own = problem("Y[j] += X[i,j]", {"X": values(8000, columns)})
+    assert [way.is_shared for way in schedules(own.bound, own.strides, "store")] == kinds
+
+
+def test_the_owner_of_a_row_may_add_up_outer_products() -> None:
+    """Rows side by side have entries of their own, and share nothing of what they load."""
+    tensors = {"X": values(50, 24, 31), "D": values(50, 24, 35), "F": positions(24), "P": positions(24)}
+    expr, fact = "W[b,F[t],u,w] += X[b,P[t],u] * D[b,P[t],w]", OwnedRows("F", is_whole=True)
+    own = problem(expr, tensors, (50, 7, 31, 35), fact)
+    outer, rows = schedules(own.bound, own.strides, "owner", own.fact)
+    assert outer.adds_outer_products
+    assert not rows.adds_outer_products
+    assert (outer.names("tile"), outer.names("segment")) == (("u", "w"), ("t",))
+    both = problem(expr.replace("X[b,P[t],u]", "X[b,u,w]"), {**tensors, "X": values(50, 31, 35)}, (50, 7, 31, 35), fact)
+    assert not any(way.adds_outer_products for way in schedules(both.bound, both.strides, "owner", both.fact))
 
 
 def test_rows_with_many_entries_take_several_at_once() -> None:

@@ -166,7 +166,7 @@ def test_a_tile_walks_its_taps_and_writes_all_of_its_rows() -> None:
         assert plain.covers_output
         assert not dotted.is_atomic
         assert dotted.sum_dtype(torch.float32) == torch.float16
-        assert dict(plain.roles) == {"q": "grid", "r": "tile", "m": "tile", "p": "segment", "c": "loop"}
+        assert dict(plain.roles) == {"r": "grid", "q": "tile", "m": "tile", "p": "segment", "c": "loop"}
     assert str(dotted.output) == "Out[ROW[r,q],m]"
     assert [str(factor) for factor in dotted.factors] == ["In[NBR[p,q],c]", "Weight[TAP[p],c,m]"]
     assert dotted.owner is not None

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from hashlib import sha256
 from typing import Any
@@ -222,8 +222,7 @@ class OwnedRows(Fact):
         return f"{self.rows}{f'.{self.tiles}' if self.tiles else ''}{counted}{kind}"
 
     def without_tensors(self) -> OwnedRows:
-        kind = {"is_whole": self.is_whole, "cut": self.cut, "is_packed": self.is_packed}
-        return OwnedRows(self.rows, self.tiles, counted_by=self.counted_by, **kind)
+        return replace(self, pointers=None, order=None, is_shared=None, rows_to_zero=None, pieces=None)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -99,11 +99,11 @@ def convolve(
     features: Tensor, weight: Tensor, kernel_map: KernelMap | MapParts, bias: Tensor | None, groups: int
 ) -> Tensor:
     """Return what `sparse_conv3d` returns, for arguments whose types were checked."""
-    if is_dynamo() and takes_composites():
-        parts = parts_of(kernel_map)
-        over = parts.source, parts.target, parts.geometry, parts.sizes, groups, parts.side
-        return _traced_layer(features, weight, bias, *over)  # type: ignore[no-any-return]
     if is_followed(features):
+        if is_dynamo() and takes_composites():
+            parts = parts_of(kernel_map)
+            over = parts.source, parts.target, parts.geometry, parts.sizes, groups, parts.side
+            return _traced_layer(features, weight, bias, *over)  # type: ignore[no-any-return]
         _check(features, weight, kernel_map, bias, groups)
         features, weight, bias = followed(features), followed(weight), followed(bias)
         run: Callable[..., Tensor] = _traced

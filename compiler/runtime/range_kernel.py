@@ -10,11 +10,15 @@ FAR = 2**62  # beyond any extent: positions farther from 0 count as this far
 _FAR = tl.constexpr(FAR)
 
 
-@triton.jit(do_not_specialize=["length", "stride", "place"])
-def survey_index(results_ptr, index_ptr, length, stride, place, BLOCK: tl.constexpr):
-    """results[place] = (FAR - least, FAR + largest, how many threads saw a position below the one before it).
+@triton.jit(do_not_specialize=["length", "stride", "place", "programs"])
+def survey_index(
+    sums_ptr, answer_ptr, index_ptr, length, stride, place, programs, BLOCK: tl.constexpr, WORDS: tl.constexpr
+):
+    """sums[3 * place :] = (FAR - least, FAR + largest, how many threads saw a position below the one before it).
 
-    Results begin at 0, as memory is when many programs meet there by a maximum or a sum.
+    Programs of several launches meet in the sums [WORDS], which are 0 before, by a maximum or a sum; the last word
+    counts the programs that have been there. The last one of `programs` writes the sums to the answer, and zeros them.
+    A launch that others follow has 0 for `programs`.
     """
     least, largest = tl.zeros([BLOCK], tl.int64), tl.zeros([BLOCK], tl.int64)
     descents = tl.zeros([BLOCK], tl.int64)
@@ -28,6 +32,12 @@ def survey_index(results_ptr, index_ptr, length, stride, place, BLOCK: tl.conste
         value = tl.minimum(tl.maximum(value, 1 - _FAR), _FAR - 1)
         least = tl.maximum(least, tl.where(is_inside, _FAR - value, 0))
         largest = tl.maximum(largest, tl.where(is_inside, _FAR + value, 0))
-    tl.atomic_max(results_ptr + 3 * place, tl.max(least, 0), sem="relaxed")
-    tl.atomic_max(results_ptr + 3 * place + 1, tl.max(largest, 0), sem="relaxed")
-    tl.atomic_add(results_ptr + 3 * place + 2, tl.sum(descents, 0), sem="relaxed")
+    tl.atomic_max(sums_ptr + 3 * place, tl.max(least, 0), sem="relaxed")
+    tl.atomic_max(sums_ptr + 3 * place + 1, tl.max(largest, 0), sem="relaxed")
+    tl.atomic_add(sums_ptr + 3 * place + 2, tl.sum(descents, 0), sem="relaxed")
+    before_this = tl.atomic_add(sums_ptr + WORDS - 1, 1, sem="acq_rel")
+    if before_this == programs - 1:
+        words = tl.arange(0, WORDS)
+        # from the cache that all multiprocessors share, where the others have added to them
+        tl.store(answer_ptr + words, tl.load(sums_ptr + words, cache_modifier=".cg"))
+        tl.store(sums_ptr + words, tl.zeros([WORDS], tl.int64))

@@ -34,6 +34,9 @@ __all__ = [
 
 _SEGMENTS = "_insum_segments"
 BLOCK, PROGRAMS = 1024, 1024  # positions that a program reads at once, and most programs; not measured
+LEAST_WORDS = 32  # of the sums of a survey, which has three for each tensor and one more
+
+_survey_memory: dict[tuple[torch.device, int], tuple[Tensor, Tensor]] = {}  # of surveys that have ended, for the next
 
 if range_kernel is not None:
     FAR, SURVEY = range_kernel.FAR, FixedKernel(range_kernel.survey_index)
@@ -113,19 +116,33 @@ def _read_on_cpu(indices: Sequence[Tensor], asked: Sequence[bool]) -> list[tuple
 
 
 def read_by_kernel(indices: Sequence[Tensor]) -> list[tuple[int, int, bool | None]]:
-    """Return what `_read` does by a short launch for each tensor; None for the order of one of several dimensions."""
-    results = torch.zeros(3 * len(indices), dtype=torch.int64, device=indices[0].device)
-    for place, index in enumerate(indices):
-        flat = index if index.ndim == 1 else index.reshape(-1)
-        length = len(flat)
-        grid = min(-(-length // BLOCK), PROGRAMS), 1
-        SURVEY(grid, (results, flat), (length, flat.stride(0), place), (BLOCK,))
-    numbers = results.tolist()
+    """Return what `_read` does by a short launch for each tensor; None for the order of one of several dimensions.
+
+    The last program writes the answer into memory of the host, so that nothing is copied.
+    """
+    device, words = indices[0].device, max(LEAST_WORDS, 1 << (3 * len(indices)).bit_length())
+    # gone while it is used: another thread makes its own, and so does the next call if this one fails half way
+    sums, answer = _survey_memory.pop((device, words), None) or _new_survey_memory(device, words)
+    flats = [index if index.ndim == 1 else index.reshape(-1) for index in indices]
+    grids = [min(-(-len(flat) // BLOCK), PROGRAMS) for flat in flats]
+    for place, (flat, grid) in enumerate(zip(flats, grids)):
+        programs = sum(grids) if place == len(flats) - 1 else 0
+        SURVEY((grid, 1), (sums, answer, flat), (len(flat), flat.stride(0), place, programs), (BLOCK, words))
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+    numbers = answer.tolist()
+    _survey_memory[device, words] = sums, answer
     parts = zip(indices, *[iter(numbers)] * 3)
     return [
         (FAR - least, largest - FAR, descents == 0 if index.ndim == 1 else None)
         for index, least, largest, descents in parts
     ]
+
+
+def _new_survey_memory(device: torch.device, words: int) -> tuple[Tensor, Tensor]:
+    """Return zeroed memory where the programs of a survey meet, and memory of the host for its answer."""
+    sums = torch.zeros(words, dtype=torch.int64, device=device)
+    return sums, torch.zeros(words, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
 
 
 def _bounds(indices: Sequence[Tensor], is_ordered: bool) -> list[Tensor]:

@@ -8,9 +8,10 @@ from test_voxel_kernels import built
 from insum_ops.compiler.runtime import group_kernels, range_kernel
 from insum_ops.compiler.runtime.group_tables import BLOCK, FEW_GROUPS, LONG_BLOCK
 from insum_ops.compiler.runtime.ranges import BLOCK as RANGE_BLOCK
+from insum_ops.compiler.runtime.ranges import LEAST_WORDS
 
 KERNELS = {
-    "survey_index": (range_kernel.survey_index, {"BLOCK": RANGE_BLOCK}),
+    "survey_index": (range_kernel.survey_index, {"BLOCK": RANGE_BLOCK, "WORDS": LEAST_WORDS}),
     "compare": (group_kernels.compare, {"BLOCK": BLOCK}),
     **{
         f"count, {few}": (group_kernels.count, {"FEW": few, "MAY_SKIP": True, "BLOCK": BLOCK})
@@ -28,7 +29,7 @@ KERNELS = {
 @pytest.mark.parametrize("name", KERNELS)
 def test_the_kernels_of_index_tensors_compile(name: str, index: str, length: str, sm: int) -> None:
     kernel, constants = KERNELS[name]
-    numbers = ("length", "stride", "place", "groups", "filled")
-    types = dict.fromkeys(numbers, "i32") | {"length": length, "results_ptr": "*i64"}
+    numbers = ("length", "stride", "place", "groups", "filled", "programs")
+    types = dict.fromkeys(numbers, "i32") | {"length": length, "sums_ptr": "*i64", "answer_ptr": "*i64"}
     types |= dict.fromkeys(("index_ptr", "seen_ptr"), index)
     assert built(kernel, sm, constants, types).asm["ptx"]

@@ -6,6 +6,8 @@ import copy
 import io
 import pickle
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -111,6 +113,30 @@ def test_a_kernel_reads_ranges_and_order_of_any_layout(dtype: torch.dtype, monke
     assert other_low < 0
     assert (other_high, least, is_ascending) == (9, 3, False)
     assert most >= 2**31 - 1
+
+
+@pytest.mark.kernels
+def test_a_kernel_reads_right_after_one_was_interrupted_and_beside_other_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    index, other = torch.arange(100, device=DEVICE), torch.arange(7, -5, -1, device=DEVICE)
+    expected = [(0, 99, True), (-4, 7, False)]
+    assert ranges.read_by_kernel([index, other]) == expected
+    survey, launches = ranges.SURVEY, count()
+
+    def interrupted(*arguments: Any) -> None:
+        if next(launches) == 1:
+            raise KeyboardInterrupt
+        survey(*arguments)
+
+    monkeypatch.setattr(ranges, "SURVEY", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ranges.read_by_kernel([1000 - index, other])
+    assert ranges.read_by_kernel([index, other]) == expected
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda _: ranges.read_by_kernel([index, other]), range(12))) == [expected] * 12
+    many = [index + at for at in range(25)]
+    assert ranges.read_by_kernel(many) == [(at, 99 + at, True) for at in range(25)]
 
 
 def test_a_maker_says_whether_its_tensor_ascends(reads: list[Tensor]) -> None:

@@ -16,6 +16,7 @@ from .compiler import (
     OperandError,
     ShapeError,
     Tuning,
+    UnsupportedError,
     bind,
     evaluate,
     explanation_of,
@@ -29,10 +30,10 @@ from .compiler import (
 )
 from .formats.errors import FormatError
 from .formats.facts import Fact
-from .formats.torch_state import is_compiling, is_free, refuse_script_tracer, wants_gradient
+from .formats.torch_state import PLAIN, is_compiling, is_free, refuse_script_tracer, transform_kinds, wants_gradient
 from .not_scripted import not_scripted
 
-__all__ = ["Insum", "dtensor_without_rules", "explain", "insum", "insum_pinned", "on_refusal", "tune"]
+__all__ = ["Insum", "explain", "insum", "insum_pinned", "on_refusal", "tensor_without_rules", "tune"]
 
 INTEGERS: Any = (int, torch.SymInt)
 LARGEST = 2**63  # no dimension is that long
@@ -96,8 +97,8 @@ def insum(expr: str, /, *unnamed: NoReturn, size: Sequence[int] | None = None, *
         for tell in on_refusal:
             tell(error, tensors)
         raise shortened(error) from error.__cause__
-    except RuntimeError:  # some kinds of tensors do not even have strides; asking beforehand costs every call
-        _refuse_unfit(expr, tensors, size)
+    except (RuntimeError, TypeError, ValueError) as error:  # some tensors have no strides; to ask first costs each call
+        _refuse_unfit(expr, tensors, size, error)
         raise
 
 
@@ -225,25 +226,44 @@ def _refuse_unnamed(expr: str, unnamed: Sequence[Any], tensors: Mapping[str, Any
     raise OperandError(f"{number} given without a name; pass each by its name, as in {names}", statement.text, place)
 
 
-def _refuse_unfit(expr: str, tensors: Mapping[str, Any], size: Sequence[int] | None) -> None:
-    """Raise if torch failed because of what the tensors are."""
-    name, problem = dtensor_without_rules(tensors)
+def _refuse_unfit(expr: str, tensors: Mapping[str, Any], size: Sequence[int] | None, error: Exception) -> None:
+    """Raise in our words if torch failed because of what the tensors are, or of who transforms the call."""
+    name, problem = tensor_without_rules(tensors, error)
     if name:
         raise OperandError(problem, expr.strip(), _place(expr, name)) from None
+    if not isinstance(error, RuntimeError):
+        return
+    if "Functionalize" in transform_kinds():
+        raise UnsupportedError(
+            "torch.func.functionalize has no rule for autograd functions, which statements are inside of it; leave it "
+            "out: torch.compile, torch.export and make_fx record a statement as one operator that changes nothing"
+        ) from None
     try:
         bind(parse(expr), tensors, size)
-    except InsumError as error:
+    except InsumError as refusal:
         for tell in on_refusal:
-            tell(error, tensors)
-        raise shortened(error) from None
+            tell(refusal, tensors)
+        raise shortened(refusal) from None
 
 
-def dtensor_without_rules(tensors: Mapping[str, Any]) -> tuple[str, str]:
-    """Return a DTensor's name and what is missing, if there is one and nothing knows how to split it; else two ""."""
+def tensor_without_rules(tensors: Mapping[str, Any], error: Exception | None = None) -> tuple[str, str]:
+    """Return the name of a tensor whose class does not know our operators, and what is missing; two "" if none.
+
+    Of a DTensor that is known beforehand, of other classes by the `error` that torch has raised.
+    """
     name = next((name for name, operand in tensors.items() if type(operand).__name__ == "DTensor"), "")
-    if not name or "insum_ops.distributed" in sys.modules:
-        return "", ""
-    return name, f"{name} is a DTensor; write `import insum_ops.distributed`, which knows how statements are split"
+    if name and "insum_ops.distributed" not in sys.modules:
+        return name, f"{name} is a DTensor; write `import insum_ops.distributed`, which knows how statements are split"
+    has_no_rule = isinstance(error, TypeError) and "NotImplemented" in str(error)
+    for name, operand in tensors.items():
+        if type(operand).__module__ == "torch.fx.proxy":
+            remedy = "mark the function that calls insum by torch.fx.wrap, or use torch.export"
+            return name, f"{name} is a {type(operand).__name__} of torch.fx, which follows no statement; {remedy}"
+        if has_no_rule and isinstance(operand, Tensor) and type(operand) not in PLAIN:
+            kind = type(operand).__name__
+            remedy = f", as {name}.to_tensor(0.0)" if kind == "MaskedTensor" else ""
+            return name, f"{name} is a {kind}, which has no rule for sparse operators; pass a plain tensor{remedy}"
+    return "", ""
 
 
 def _checked(expr: str, tensors: Mapping[str, Any], size: Sequence[int] | None) -> Sequence[int] | None:

@@ -12,10 +12,10 @@ import torch
 from messages import messages
 from sparse_inputs import SPARSE_WARNINGS
 
-from insum_ops import explain, insum, sddmm, spmm, tune
+from insum_ops import explain, insum, sddmm, sparse_conv3d, spmm, tune
 from insum_ops.compiler.language.errors import InsumError, OperandError, ParseError, ShapeError
-from insum_ops.formats import COO, GroupCOO
-from insum_ops.nn import BlockSparseLinear
+from insum_ops.formats import COO, GroupCOO, kernel_map
+from insum_ops.nn import BlockSparseLinear, SparseConvTensor, SubMConv1d
 
 V, M = torch.rand(4), torch.rand(3, 4)
 I = torch.tensor([0, 2, 1, 0])  # noqa: E741 - as in the statements below
@@ -327,3 +327,69 @@ def test_a_traceback_ends_at_the_door_of_the_package(call: Any, monkeypatch: pyt
     assert len(own_frames()) in (1, 2)
     monkeypatch.setenv("INSUM_TRACEBACK", "full")
     assert len(own_frames()) > 2
+
+
+def _over_masked(call: Callable[[Any], object], x: torch.Tensor) -> None:
+    call(torch.masked.masked_tensor(x, x > 0))
+
+
+def _functionalized(call: Callable[[Any], object], x: torch.Tensor) -> None:
+    torch.func.functionalize(call)(x)
+
+
+def _traced_by_fx(call: Callable[[Any], object], x: torch.Tensor) -> None:
+    torch.fx.symbolic_trace(call)(x)
+
+
+FUNCTIONALIZED = (
+    "torch.func.functionalize has no rule for autograd functions, which statements are inside of it; leave it out: "
+    "torch.compile, torch.export and make_fx record a statement as one operator that changes nothing"
+)
+MASKED = "{0} is a MaskedTensor, which has no rule for sparse operators; pass a plain tensor, as {0}.to_tensor(0.0)"
+PROXY = (
+    "{0} is a Proxy of torch.fx, which follows no statement; mark the function that calls insum by torch.fx.wrap, or "
+    "use torch.export"
+)
+
+
+@pytest.mark.cpu
+@pytest.mark.filterwarnings(
+    "ignore:The PyTorch API of MaskedTensors", "ignore:.* in __torch_dispatch__ for MaskedTensor"
+)
+@pytest.mark.parametrize(
+    ("follow", "problem"), [(_over_masked, MASKED), (_functionalized, FUNCTIONALIZED), (_traced_by_fx, PROXY)]
+)
+def test_who_has_no_rule_for_a_statement_is_told_so(
+    follow: Callable[[Callable[[Any], object], torch.Tensor], None], problem: str
+) -> None:
+    statements: list[Callable[[Any], object]] = [
+        lambda B: insum("C[i,n] += A[i,k] * B[k,n]", A=M, B=B),
+        lambda B: insum("C[m,n] += A[m,k] * B[k,n]", A=GroupCOO.from_dense(M), B=B),
+    ]
+    for statement in statements:
+        with pytest.raises(InsumError) as caught:
+            follow(statement, M.T)
+        assert str(caught.value).splitlines()[0] == problem.format("B")
+    indices, weight = torch.tensor([[0, 4], [0, 5]]), torch.ones(1, 3, 1)
+    line = kernel_map(indices, [6], batch_size=1, kernel_size=3)
+    with pytest.raises(InsumError) as caught:
+        follow(lambda features: sparse_conv3d(features, weight, line), torch.ones(2, 1))
+    of_proxy = "features is of type Proxy; pass a tensor"
+    assert str(caught.value) == (of_proxy if problem == PROXY else problem.format("features"))
+
+
+@pytest.mark.cpu
+def test_a_layer_without_its_weight_or_with_another_bias_says_so() -> None:
+    layer = BlockSparseLinear(32, 48, block_size=16, density=0.5)
+    layer.bias.data = torch.ones(2)
+    with pytest.raises(ShapeError, match=r"^bias is \[2\] but out_features is 48; it has a number for each$"):
+        layer(torch.ones(2, 32))
+    layer.weight = None
+    words = r"^weight is of type NoneType; it must be a tensor \[blocks, \*block_size\]$"
+    with pytest.raises(OperandError, match=words):
+        layer(torch.ones(2, 32))
+    convolution = SubMConv1d(1, 1, 3)
+    convolution.weight = None
+    x = SparseConvTensor(torch.ones(2, 1), torch.tensor([[0, 4], [0, 5]]), [6], batch_size=1)
+    with pytest.raises(OperandError, match=r"^weight is of type NoneType; pass a tensor$"):
+        convolution(x)

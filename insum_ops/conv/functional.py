@@ -46,7 +46,7 @@ from ..formats.voxels.kernel_map import KernelMap
 from ..formats.voxels.map_building import parts_of
 from ..formats.voxels.map_operators import from_parts
 from ..formats.voxels.map_parts import MapParts, described
-from ..functional import dtensor_without_rules, insum, on_refusal
+from ..functional import insum, on_refusal, tensor_without_rules
 from ..not_scripted import not_scripted
 from . import forms as forms
 from .choice import Way, may_choose, way_of, way_of_sums
@@ -164,8 +164,9 @@ _traced_layer = composite(
 
 def _as_operator(features: Tensor, weight: Tensor, bias: Tensor | None, kernel_map: KernelMap, groups: int) -> Tensor:
     """Return the convolution of tensors that are no plain ones, such as DTensors, for which torch finds the rule."""
+    _check_types(features, weight, kernel_map, bias)
     tensors = {"features": features, "weight": weight, "bias": bias}
-    name, problem = dtensor_without_rules(tensors)
+    name, problem = tensor_without_rules(tensors)
     if name:
         raise OperandError(problem)
     try:
@@ -174,7 +175,13 @@ def _as_operator(features: Tensor, weight: Tensor, bias: Tensor | None, kernel_m
         for tell in on_refusal:
             tell(error, tensors)
         raise
-    return traced_convolution(features, weight, bias, parts_of(kernel_map), groups)
+    try:
+        return traced_convolution(features, weight, bias, parts_of(kernel_map), groups)
+    except TypeError as error:
+        name, problem = tensor_without_rules(tensors, error)
+        if name:
+            raise OperandError(problem) from None
+        raise
 
 
 def planned_convolution(

@@ -290,6 +290,8 @@ class BlockSparseLinear(NotScripted, nn.Module):
         """Check x, and return the product where it has no launch plan; a tracer may read the code."""
         if not isinstance(x, Tensor):
             raise OperandError(f"x is of type {type(x).__name__}; pass a tensor [..., in_features]")
+        if not isinstance(weight, Tensor):
+            raise OperandError(f"weight is of type {type(weight).__name__}; it must be a tensor [blocks, *block_size]")
         if x.is_nested:
             raise OperandError(
                 "x is a nested tensor; pass a padded one, as x.to_padded_tensor(0.0), and give an "

@@ -103,6 +103,8 @@ def padded_product(
     elif x.dtype != W.dtype:
         raise OperandError(f"x is {x.dtype} but the weight is {W.dtype}; convert one with .to(), or use autocast")
     check_blocks(W.values, coords, block_size)
+    if bias is not None and bias.shape != (out_features,):
+        raise ShapeError(f"bias is {list(bias.shape)} but out_features is {out_features}; it has a number for each")
     height, width = W.shape
     if width != in_features:
         x = pad(x, (0, width - in_features))

@@ -300,9 +300,7 @@ def _by_keys(
     owned: CacheOwner | tuple[()] | None,
 ) -> Result:
     """Return the result of a call that no guard leads to a plan of: by a plan that its keys find, or recorded."""
-    any_length: _Plans | None = cache.get(keys.layout)
-    if any_length is None:
-        any_length = cache[keys.layout] = _Plans(keys.varying)
+    any_length: _Plans = cache.get(keys.layout) or _Plans(keys.varying)
     exact: _Plans = cache.get(keys.exact) or _Plans()
     for plans in (exact, any_length):
         for plan in plans.plans:
@@ -318,15 +316,17 @@ def _by_keys(
     if not kind.is_due() or is_captured(tensors[0].device) or _is_unseen():
         return function(*tensors)
     result, steps = _recorded(function, tensors, owned)
-    plans, new_plan = any_length, None if steps is None else kind.joined(steps, keys)
+    plans_key, plans = keys.layout, any_length
+    new_plan = None if steps is None else kind.joined(steps, keys)
     if steps is not None and new_plan is None and comes_again:
+        plans_key, plans = keys.exact, exact
         new_plan = plan_of(steps, SERVICES, (*[None] * len(tensors), *numbers))  # whose lengths the guard compares
-        plans = cache[keys.exact] = exact
     if new_plan is None:
         kind.fruitless += 1
         return result
     kind.attempts += 1
     plans.add(new_plan)
+    cache[plans_key] = plans
     if plans is any_length or not keys.varying:  # lengths that have come twice may not come a third time
         _remember(cache, recent_key, tensors, plans)
     return result

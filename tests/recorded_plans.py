@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from insum_ops.compiler.binding import LengthClass
 from insum_ops.compiler.runtime.generalise import generalised
 from insum_ops.compiler.runtime.launch import misaligned
 from insum_ops.compiler.runtime.plan import Plan, Services, plan_of
@@ -70,5 +71,6 @@ def assert_same(found: Any, expected: Any) -> None:
 def joined(function: Function, one: Sequence[Tensor], other: Sequence[Tensor], services: Services | None = None) -> Any:
     """Return the plan of all calls that two calls stand for, None if there is none."""
     lengths = [[len(tensor) for tensor in tensors] for tensors in (one, other)]
-    found = generalised(recorded(function, *one), recorded(function, *other), *lengths)
+    classes = [LengthClass(0, 2**28, 1)] * len(one)
+    found = generalised(recorded(function, *one), recorded(function, *other), *lengths, classes)
     return None if found is None else plan_of(found[0], services or Surroundings().services, found[1])

@@ -18,7 +18,16 @@ from .contraction_path import contraction_path, example_of
 from .layouts import laid_out
 from .recipes import recipe_for, suited_group_dim
 from .rewrite import sparse_factor
-from .shape_class import SHORT_LENGTH, bucket, fact_class, known_divisor, power_of_two, shape_class, undivided
+from .shape_class import (
+    SHORT_LENGTH,
+    LengthClass,
+    bucket,
+    fact_length_class,
+    known_divisor,
+    length_class,
+    power_of_two,
+    shape_class,
+)
 from .sparse_protocol import (
     Kind,
     Recipe,
@@ -37,6 +46,7 @@ __all__ = [
     "Bound",
     "Kind",
     "Kinds",
+    "LengthClass",
     "Meta",
     "Pointed",
     "Recipe",
@@ -47,12 +57,13 @@ __all__ = [
     "check_pattern",
     "contraction_path",
     "example_of",
-    "fact_class",
+    "fact_length_class",
     "is_sparse",
     "kernel_strides",
     "kinds_of",
     "known_divisor",
     "laid_out",
+    "length_class",
     "pattern_of",
     "power_of_two",
     "recipe",
@@ -62,6 +73,5 @@ __all__ = [
     "sized",
     "sparse_factor",
     "suited_group_dim",
-    "undivided",
     "whole_along",
 ]

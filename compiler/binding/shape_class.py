@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ...formats.facts import SHORT_LENGTH
 
-__all__ = ["SHORT_LENGTH", "bucket", "fact_class", "known_divisor", "power_of_two", "shape_class", "undivided"]
+__all__ = [
+    "SHORT_LENGTH",
+    "LengthClass",
+    "bucket",
+    "fact_length_class",
+    "known_divisor",
+    "length_class",
+    "power_of_two",
+    "shape_class",
+]
 
 DIVISORS = (1024, 128, 16)  # the longest block; the longest that most kernels take; the shortest side of a dot
 NEAR = 2**28  # elements, above which bytes may pass what 32 bits count
@@ -34,40 +45,53 @@ def known_divisor(length: int) -> int:
     return next((divisor for divisor in DIVISORS if length % divisor == 0), 1)
 
 
+class LengthClass(NamedTuple):
+    """What a kernel may know of a length that varies: that it lies from `least` to `most`, and what divides it.
+
+    A kernel for lengths that nothing divides serves those that something divides too.
+    """
+
+    least: int
+    most: int
+    divisor: int
+
+
+def length_class(shape: tuple[int, ...], strides: tuple[int, ...]) -> LengthClass | None:
+    """Return what a kernel may know of a tensor's first dimension; None if of a short or far one it may know all.
+
+    A long one counts by its power of two, by what is known to divide it, and by whether addresses need 64 bits.
+
+    >>> length_class((1000, 4), (4, 1)), length_class((48, 4), (4, 1)), length_class((2**28, 4), (4, 1))
+    (LengthClass(least=513, most=1024, divisor=1), None, None)
+    """
+    length = shape[0] if shape else 0
+    if length <= SHORT_LENGTH:
+        return None
+    room = NEAR - 1
+    for size, stride in zip(shape[1:], strides[1:]):
+        room -= (size - 1) * stride
+    most = power = bucket(length)
+    if strides[0]:
+        most = min(power, room // strides[0] + 1)
+    if room < 0 or length > most:
+        return None
+    return LengthClass(max(power // 2, SHORT_LENGTH) + 1, most, known_divisor(length))
+
+
+def fact_length_class(length: int) -> LengthClass | None:
+    """Return what a launch plan may know of how long a fact's tensor is: no kernel is built on it, but it may be empty.
+
+    >>> fact_length_class(1000) == fact_length_class(16), fact_length_class(0)
+    (True, None)
+    """
+    return LengthClass(1, NEAR - 1, 1) if 0 < length < NEAR else None
+
+
 def shape_class(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[object, ...]:
     """Return what a kernel may know of a shape and its strides; tensors of one class run by the same kernel.
-
-    A long first dimension counts by its power of two and by what is known to divide it.
 
     >>> shape_class((1000, 4), (4, 1)) == shape_class((999, 4), (4, 1)), shape_class((48, 4), (4, 1))
     (True, ((48, 4), (4, 1)))
     """
-    length, span = shape[0] if shape else 0, 0
-    if length <= SHORT_LENGTH:
-        return shape, strides
-    for size, stride in zip(shape, strides):
-        span += (size - 1) * stride
-    if span >= NEAR:
-        return shape, strides
-    return bucket(length), known_divisor(length), shape[1:], strides
-
-
-def undivided(length_class: tuple[object, ...]) -> tuple[object, ...]:
-    """Return the shape class of lengths that nothing divides: a kernel for it serves the given class too.
-
-    >>> undivided(shape_class((1024, 4), (4, 1))) == shape_class((999, 4), (4, 1)), undivided(((48, 4), (4, 1)))
-    (True, ((48, 4), (4, 1)))
-    """
-    if len(length_class) == 2:  # a short length, or a fact's, of which no kernel knows a divisor
-        return length_class
-    power, _, *rest = length_class
-    return power, 1, *rest
-
-
-def fact_class(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[object, ...]:
-    """Return what a launch plan may know of a fact's tensor: no kernel is built on how long it is, but it may be empty.
-
-    >>> fact_class((1000,), (1,)) == fact_class((16,), (1,)), fact_class((0,), (1,))
-    (True, (False, (1,)))
-    """
-    return (shape, strides) if shape[0] >= NEAR else (shape[0] > 0, strides)
+    length = length_class(shape, strides)
+    return (shape, strides) if length is None else (length, shape[1:], strides)

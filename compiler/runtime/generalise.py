@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..binding import LengthClass
 from .plan_steps import Length, Steps
 from .recording import Call, Launch, Range, Slice, Step
 
@@ -13,14 +14,20 @@ __all__ = ["generalised"]
 
 
 def generalised(
-    first: Steps, second: Steps, lengths: Sequence[int | None], other_lengths: Sequence[int | None]
+    first: Steps,
+    second: Steps,
+    lengths: Sequence[int | None],
+    other_lengths: Sequence[int | None],
+    classes: Sequence[Any],
 ) -> tuple[Steps, list[Any]] | None:
     """Return steps that hold for both runs and all others of their kind, numbers that differ being Lengths.
 
     `lengths` are the first dimensions of the inputs and the numbers of each call; None where a dimension is compared
-    anyway. A number that differs between the runs is a multiple of a length that differs likewise. Lengths that are
-    equal in both runs must be equal in each call, and one that has not changed must not change. Return None if the
-    runs took different steps or a number is no such multiple. With the steps comes what each length must be.
+    anyway. `classes` are their LengthClasses, which both calls share; those of lengths that differ are asked for alone.
+    A number that differs between the runs is a multiple of a length that differs likewise. Lengths that are equal in
+    both runs must be equal in each call, and one that has not changed must not change. Return None if the runs took
+    different steps or a number is no such multiple. With the steps comes what each length must be, as `plan_of` takes
+    it.
     """
     pairs = list(zip(lengths, other_lengths))
     if first.inputs != second.inputs or len(first.steps) != len(second.steps):
@@ -36,11 +43,15 @@ def generalised(
     if joined.differs:
         return None
     conditions: list[Any] = []
-    for pair in pairs:
-        if pair[0] is None:
-            conditions.append(None)
+    for at, pair in enumerate(pairs):
+        if pair[0] == pair[1]:
+            conditions.append(pair[0])
+        elif pairs.index(pair) < at:
+            conditions.append(Length(1, pairs.index(pair)))
         else:
-            conditions.append(pair[0] if pair[0] == pair[1] else Length(1, pairs.index(pair)))
+            alike = [known for known, other in zip(classes, pairs) if other == pair]
+            least, most, divisors = zip(*alike)
+            conditions.append(LengthClass(max(least), min(most), max(divisors)))
     return replace(first, steps=steps, ranges=ranges, result=result), conditions
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ...formats.guard import address_expression, address_of, change_expression
 from ...formats.torch_state import HALF
+from ..binding import LengthClass
 from .enqueue import LaunchCall
 from .plan_steps import ALLOCATE, Length, Steps, reads_of, touched_by_torch
 from .recording import Call, Launch, Range, Slice, Slot, Step, slots_in
@@ -63,6 +64,7 @@ class Plan:
     source: str
     replay: Callable[..., Any]
     is_launched: bool  # it allocates, and kernels do the rest: there is nothing to record gradients of
+    divisor: int  # of lengths that vary, which its kernels rely on; 1 for none
 
     def __str__(self) -> str:
         return self.source
@@ -71,26 +73,29 @@ class Plan:
 def plan_of(steps: Steps, services: Services, lengths: Sequence[Any] = ()) -> Plan | None:
     """Return the plan of recorded steps; None if a pinned index tensor does not tell when it changes.
 
-    `lengths` says of each length of a generalised plan what it must be: a number, or another one's place as a Length.
+    `lengths` says what the first dimension of each input must be, then each number: a number, another one's place as a
+    Length, or any of a LengthClass. None is one that the caller of the plan has compared.
     """
-    writer = _Writer(steps, services)
-    if not writer.write_guards(lengths):
+    writer = _Writer(steps, services, lengths)
+    writer.write_lengths()
+    if not writer.write_guards():
         return None
     writer.write_steps()
-    source = writer.source(len(lengths))
+    source = writer.source()
     scope: dict[str, Any] = {}
     exec(compile(source, "<launch plan>", "exec"), scope)
     # in cells, not in the scope, which would hold the function that holds the scope
     replay = scope["plan"](**writer.constants)
     is_launched = all([step.function is ALLOCATE for step in steps.steps if writer.is_called(step)])
-    return Plan(steps.steps, steps.ranges, steps.pinned, steps.result, source, replay, is_launched)
+    divisor = math.prod([length.divisor for length in lengths if isinstance(length, LengthClass)])
+    return Plan(steps.steps, steps.ranges, steps.pinned, steps.result, source, replay, is_launched, divisor)
 
 
 class _Writer:
     """The text of one replay, and the objects that it names."""
 
-    def __init__(self, steps: Steps, services: Services) -> None:
-        self.plan, self.services = steps, services
+    def __init__(self, steps: Steps, services: Services, lengths: Sequence[Any]) -> None:
+        self.plan, self.services, self.lengths = steps, services, lengths
         self.lines: list[str] = []
         self.constants: dict[str, Any] = {}
         self.names = {number: f"x{number}" for number in range(steps.inputs)}
@@ -111,10 +116,10 @@ class _Writer:
         self.constants[name] = value
         return name
 
-    def source(self, lengths: int) -> str:
+    def source(self) -> str:
         """Return the text of a function that takes the constants and returns `replay`."""
-        parameters = self.parameters(lengths)
-        head = f"def replay({', '.join([*parameters, *([] if lengths else ['*_'])])}):"
+        parameters = self.parameters()
+        head = f"def replay({', '.join(parameters)}):"
         lines, device = [head, *[f"    {line}" for line in self.lines]], self.plan.device
         if self.services.has_several_devices and device.type == "cuda":
             current, on = self.constant(self.services.current_device), self.constant(torch.cuda.device)
@@ -128,17 +133,30 @@ class _Writer:
             ]
         return "\n    ".join([f"def plan({', '.join(self.constants)}):", *lines, "return replay"])
 
-    def parameters(self, lengths: int) -> list[str]:
-        """Return the arguments of `replay`: the inputs, then the numbers of a generalised plan."""
+    def parameters(self) -> list[str]:
+        """Return the arguments of `replay`: the inputs, then the numbers."""
         count = self.plan.inputs
-        return [*[f"x{at}" for at in range(count)], *[f"n{at}" for at in range(count, lengths)]]
+        return [*[f"x{at}" for at in range(count)], *[f"n{at}" for at in range(count, len(self.lengths))]]
 
     def miss_if(self, condition: str) -> None:
         """Write a guard, by which `replay` returns None if the condition holds."""
         self.lines += [f"if {condition}:", "    return None"]
 
-    def write_guards(self, lengths: Sequence[Any]) -> bool:
-        """Write all guards; return False if a pinned index tensor does not tell when it changes."""
+    def write_lengths(self) -> None:
+        """Write the guards on lengths, which are the first: of several plans behind one guard most miss by these."""
+        for at, length in enumerate(self.lengths):
+            if length is None:
+                continue
+            if at < self.plan.inputs:
+                self.lines.append(f"n{at} = x{at}.shape[0]")
+            if isinstance(length, LengthClass):
+                is_divided = f" or n{at} % {length.divisor}" if length.divisor > 1 else ""
+                self.miss_if(f"not {length.least} <= n{at} <= {length.most}{is_divided}")
+            else:
+                self.miss_if(f"n{at} != {length}")
+
+    def write_guards(self) -> bool:
+        """Write all other guards; return False if a pinned index tensor does not tell when it changes."""
         plan, services = self.plan, self.services
         epoch = self.constant(EPOCH)
         self.miss_if(f"{epoch}.number != {EPOCH.number}")
@@ -168,18 +186,12 @@ class _Writer:
         lives = plan.filled if plan.device.type == "cpu" else plan.filled & touched_by_torch(plan.steps)
         if lives:
             self.miss_if(f"not ({' and '.join([self.pointer(at) for at in sorted(lives)])})")
-        for at, length in enumerate(lengths):
-            if at < plan.inputs and length is not None:
-                self.lines.append(f"n{at} = x{at}.shape[0]")
-        for at, length in enumerate(lengths):
-            if length is not None and length != Length(1, at):
-                self.miss_if(f"n{at} != {length}")
-        self.write_ranges(bool(lengths))
+        self.write_ranges()
         for check in plan.checks:
             self.miss_if(f"{self.constant(check.function)}(x{check.slot.number}) is not {check.answer}")
         return True
 
-    def write_ranges(self, is_generalised: bool) -> None:
+    def write_ranges(self) -> None:
         """Write the guards on index ranges; those of all tensors that are new are read at once."""
         plan, services = self.plan, self.services
         checked = [each for each in plan.ranges if each.slot.number < plan.inputs]
@@ -189,29 +201,30 @@ class _Writer:
         bounds = "".join(f"(low{number}, high{number}), " for number in numbers)
         ordered = sorted({numbers.index(each.slot.number) for each in checked if each.ascends is not None})
         named = [f"x{number}" for number in numbers] + ([f"ordered={ordered}"] if ordered else [])
-        asked = [f"{bounds}= {self.constant(services.ranges_of)}({', '.join(named)})"]
         orders = {each.slot.number: each.ascends for each in checked if each.ascends is not None}
+        remembered = "".join(f"r{number}.values, " for number in numbers)
+        conditions = [
+            services.range_expression(
+                f"x{number}", self.pointer(number), f"r{number}", self.layout(number), orders.get(number)
+            )
+            for number in numbers
+        ]
+        self.lines += [f"if {' and '.join(conditions)}:", f"    {bounds}= {remembered}", "else:"]
+        self.lines.append(f"    {bounds}= {self.constant(services.ranges_of)}({', '.join(named)})")
         for number, order in orders.items():
-            asked += [f"if {self.constant(services.ascends)}(x{number}) is not {order}:", "    return None"]
-        if is_generalised:
-            self.lines += asked
-        else:
-            remembered = "".join(f"r{number}.values, " for number in numbers)
-            conditions = [
-                services.range_expression(
-                    f"x{number}",
-                    self.pointer(number),
-                    f"r{number}",
-                    self.constant(plan.ranged[number]),
-                    orders.get(number),
-                )
-                for number in numbers
-            ]
-            self.lines += [f"if {' and '.join(conditions)}:", f"    {bounds}= {remembered}", "else:"]
-            self.lines += [f"    {line}" for line in asked]
+            self.lines.append(f"    if {self.constant(services.ascends)}(x{number}) is not {order}:")
+            self.lines.append("        return None")
         for each in checked:
             number = each.slot.number
             self.miss_if(f"high{number} >= {each.extent} or (low{number} < 0) is not {each.is_padded}")
+
+    def layout(self, number: int) -> str:
+        """Return the text of the shape, strides and dtype of an input whose range is asked."""
+        layout = self.plan.ranged[number]
+        if number >= len(self.lengths) or not isinstance(self.lengths[number], (Length, LengthClass)):
+            return self.constant(layout)
+        (_, *sizes), strides, dtype = layout
+        return f"((n{number}, {''.join(f'{size}, ' for size in sizes)}), {self.text(strides)}, {self.text(dtype)})"
 
     def _view_only(self) -> set[int]:
         """Return the views that kernels alone read: they need no tensor, only an address."""

@@ -7,8 +7,10 @@
 The first call of a kind runs the function as it is, and leaves behind whatever the function keeps. The second one is
 recorded, and its steps become a plan. Over a pattern, which may be gone after one call, the first call is not counted,
 so that these are the second and the third. Calls over plain tensors may differ in the lengths of first dimensions:
-of two recorded runs with other lengths a plan for all such lengths is made. Lengths that a kernel knows a divisor of
-have plans of their own if they come first; if not, those of lengths that nothing divides serve them.
+of two recorded runs with other lengths a plan for all such lengths is made. What it knows of them, their classes, it
+asks itself; a guard asks for the rest of the layout, and stands before the plans of all lengths. So lengths that a
+kernel knows a divisor of have plans of their own if they come first; if not, those of lengths that nothing divides
+serve them.
 
 A cache is a dictionary that its owner keeps as long as what `call_key` and pinned tensors stand for: a format keeps one
 with its pattern, and another one as soon as the pattern changes.
@@ -17,7 +19,7 @@ with its pattern, and another one as soon as the pattern changes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -40,25 +42,26 @@ from ...formats.torch_state import (
     set_grad_enabled,
     transforms,
 )
-from ..binding import fact_class, shape_class, undivided
+from ..binding import LengthClass, fact_length_class, length_class
 from .generalise import generalised
 from .launch import INTERPRETED, SEVERAL_GPUS, misaligned
 from .plan import Plan, Services, plan_of
 from .plan_steps import Steps
 from .ranges import ascends, range_expression, remembered_ranges
 from .recording import Recording, Recordings, active
-from .tensor_guard import layout_guard
+from .tensor_guard import TensorGuard, layout_guard
 
 __all__ = ["CacheOwner", "keep_learning", "planned", "replayed"]
 
 Cache = dict[Any, Any]
 Result = TypeVar("Result")
 Learn = Callable[[Any, Sequence[Tensor], Any], Any]
-RECENT = 6  # layouts of one call that are compared by a tensor guard, which is faster than making a key
-VARIANTS = 4  # plans of one kind, which differ in what their guards ask, such as which index tensors are padded
-ATTEMPTS = 8  # recorded runs of one kind
-SEEN: list[Any] = []  # what a cache holds for a call that came once, before any layout of it is looked at
-POSTPONED = 64  # runs of one kind that were recorded too early: a map is used 32 times before its form is settled
+RECENT = 6  # guards of one call, which are faster than making a key; one that misses takes a third of a microsecond
+VARIANTS = 4  # plans of one set of lengths, which differ in what they ask, such as which index tensors are padded
+ATTEMPTS = 8  # plans that are made for one kind
+FRUITLESS = 64  # recorded runs of one kind without a plan, after which one call in as many is recorded: a map is used
+# 32 times before its form is settled
+CLASSES = 32  # plans of one layout for any lengths, which differ in the classes of these too
 
 # torch.empty_strided on the current device, without the dispatcher: what compiled graphs call
 _guards = None if INTERPRETED else getattr(getattr(torch._C, "_dynamo", None), "guards", None)
@@ -98,38 +101,85 @@ class CacheOwner(Protocol):
     def unguarded(self) -> list[Tensor]: ...
 
 
-class _Layout:
-    """The plans of calls whose tensors have one layout, and how often a plan was tried to be made."""
+class _Keys(NamedTuple):
+    """By what plans of a call are found. Places are those of its tensors, then of its numbers."""
 
-    __slots__ = ("attempts", "plans", "postponed")
+    layout: tuple[Any, ...]  # settings, and the layouts of the tensors but for lengths that vary
+    lengths: tuple[int | None, ...]  # these lengths, then the numbers; None where the layout has the length
+    classes: tuple[LengthClass | int | None, ...]  # what a kernel may know of them; all of a number that is short
 
-    def __init__(self) -> None:
+    @property
+    def exact(self) -> tuple[Any, ...]:
+        """What calls of these lengths share."""
+        return "lengths", self.layout, self.lengths
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What calls share whose lengths are of these classes."""
+        return "classes", self.layout, self.classes
+
+    @property
+    def varying(self) -> tuple[int, ...]:
+        """The places of lengths and numbers that vary."""
+        return tuple([at for at, known in enumerate(self.classes) if isinstance(known, LengthClass)])
+
+
+class _Plans:
+    """The plans of calls over tensors that one guard accepts, in the order in which they are asked.
+
+    `varying` says at which places the guard leaves out lengths, which each plan compares then; None: nowhere.
+    """
+
+    __slots__ = ("plans", "varying")
+
+    def __init__(self, varying: tuple[int, ...] | None = None) -> None:
         self.plans: tuple[Plan, ...] = ()
-        self.attempts = self.postponed = 0  # recorded runs, and those of them that were not yet like the next
+        self.varying = varying
 
     def add(self, plan: Plan) -> None:
-        self.plans = (plan, *self.plans[: VARIANTS - 1])
+        """Ask one more plan, before older ones but behind those whose kernels know more of what divides lengths."""
+        most = VARIANTS if self.varying is None else CLASSES
+        self.plans = tuple(sorted((plan, *self.plans[: most - 1]), key=lambda each: -each.divisor))
 
 
-class _AnyLength(_Layout):
-    """Recorded runs of calls that differ in the lengths of first dimensions, and the plans for all lengths."""
+class _Kind:
+    """Calls without a plan whose lengths are of the same classes, and recorded runs that no plan for all stands for."""
 
-    __slots__ = ("samples",)
+    __slots__ = ("attempts", "calls", "fruitless", "lengths", "samples")
 
     def __init__(self) -> None:
-        super().__init__()
-        self.samples: list[tuple[Steps, list[int | None]]] = []
+        self.calls = self.attempts = self.fruitless = 0  # of the runs that were recorded, those with and without a plan
+        self.lengths: set[tuple[int | None, ...]] = set()
+        self.samples: list[tuple[Steps, tuple[int | None, ...]]] = []
 
-    def learn(self, steps: Steps, lengths: list[int | None]) -> None:
-        """Make a plan of this run and an earlier one, if they took the same steps."""
-        for sample, sample_lengths in self.samples:
-            joined = None if sample_lengths == lengths else generalised(sample, steps, sample_lengths, lengths)
-            if joined is not None:
-                plan = plan_of(joined[0], SERVICES, joined[1])
-                if plan is not None:
-                    self.add(plan)
-                return
-        self.samples = [*self.samples[-VARIANTS + 1 :], (steps, lengths)]
+    def comes_again(self, keys: _Keys) -> bool:
+        """Count a call, and return whether one of its lengths came before."""
+        self.calls += 1
+        if keys.lengths in self.lengths:
+            return True
+        if len(self.lengths) >= FRUITLESS:
+            self.lengths.clear()
+        self.lengths.add(keys.lengths)
+        return False
+
+    def is_due(self) -> bool:
+        """Return whether the call that was counted last is to be recorded."""
+        is_worth_it = self.fruitless < FRUITLESS or self.calls % FRUITLESS == 0
+        return self.calls > 1 and self.attempts < ATTEMPTS and is_worth_it
+
+    def joined(self, steps: Steps, keys: _Keys) -> Plan | None:
+        """Return the plan of this run and an earlier one over other lengths; None if they took different steps."""
+        for sample, lengths in self.samples:
+            if lengths != keys.lengths:
+                joined = generalised(sample, steps, lengths, keys.lengths, keys.classes)
+                if joined is not None:
+                    return plan_of(joined[0], SERVICES, joined[1])
+        if keys.varying:
+            self.samples = [*self.samples[-VARIANTS + 1 :], (steps, keys.lengths)]
+        return None
+
+
+Recent = tuple[TensorGuard, _Plans, Learn | None]
 
 
 def replayed(
@@ -143,21 +193,20 @@ def replayed(
     used the caches of the processor. While torch casts, transforms, or traces for TorchScript, guards accept no tensor.
     Settings on which only some plans depend are asked by those.
     """
-    recent = cache.get((call_key, numbers, len(tensors), is_grad_enabled()))
+    recent = cache.get((call_key, len(numbers), len(tensors), is_grad_enabled()))
     if recent and not modes() and forward_level() < 0 and not Recordings.count:
         for tensor in tensors:
             if tensor.is_nested:  # a guard would ask for its strides, which ends the process
                 return None
-        for guard, layout, learn in recent:
+        for guard, guarded, learn in recent:
             if guard(*tensors):
-                for plan in layout.plans:
+                for plan in guarded.plans:
                     if learn is None or plan.is_launched:
                         result = plan.replay(*tensors, *numbers)
                     else:
                         result = _unrecorded(plan, tensors, numbers)
                     if result is not None:
                         return result if learn is None else learn(result, tensors, given)
-                return None
     return None
 
 
@@ -189,15 +238,14 @@ def keep_learning(
         numbers: sizes, as `planned` was given them.
         plan_key: by which `planned` was asked for the value without gradients; None for `call_key`.
     """
-    recent_key = call_key, numbers, len(tensors), True
-    recent = cache.get(recent_key)
-    if recent == () or transforms() is not None or may_autocast():
+    if any([tensor.is_nested for tensor in tensors]):
         return
-    call = ("", call_key if plan_key is None else plan_key)
-    key = _key((call, numbers, len(tensors), float32_precision(), is_deterministic()), tensors)
-    layout: _Layout | None = None if key is None else cache.get(key)
-    if layout is not None and layout.plans:
-        cache[recent_key] = _with_recent(recent or (), layout, tensors, learn)
+    sizes = len(numbers), len(tensors)
+    with torch.no_grad():  # as when the guards of the value were made
+        recent = cache.get((call_key if plan_key is None else plan_key, *sizes, False)) or ()
+        served = [plans for guard, plans, _ in recent if guard(*tensors)]
+    for plans in served:
+        _remember(cache, (call_key, *sizes, True), tensors, plans, learn)
 
 
 def planned(
@@ -232,77 +280,82 @@ def planned(
     refuse_script_tracer()
     if modes() or forward_level() >= 0 or active() is not None:
         return function(*tensors)
-    recent_key = call_key, numbers, len(tensors), is_grad_enabled()
+    recent_key = call_key, len(numbers), len(tensors), is_grad_enabled()
     if not varies and cache.get(recent_key) is None:  # most calls over a pattern that is new are the only one of theirs
-        cache[recent_key] = SEEN
+        cache[recent_key] = ()
         return function(*tensors)
     if transforms() is not None or may_autocast():
         return function(*tensors)
-    return _by_key(cache, recent_key, kind, function, tensors, varies, owned, facts)
+    keys = _keys((kind, call_key), tensors, numbers, varies, facts)
+    return function(*tensors) if keys is None else _by_keys(cache, recent_key, keys, function, tensors, numbers, owned)
 
 
-def _by_key(
+def _by_keys(
     cache: Cache,
     recent_key: tuple[Any, ...],
-    kind: str,
+    keys: _Keys,
     function: Callable[..., Result],
     tensors: Sequence[Tensor],
-    varies: bool,
+    numbers: tuple[int, ...],
     owned: CacheOwner | tuple[()] | None,
-    facts: int,
 ) -> Result:
-    """Return the result of a call that no guard of a recent layout accepts: by a plan that a key finds, or recorded."""
-    call_key, numbers, *_ = recent_key
-    settings = (kind, call_key), numbers, len(tensors), float32_precision(), is_deterministic()
-    key = _key(settings, tensors)
-    if key is None:
+    """Return the result of a call that no guard leads to a plan of: by a plan that its keys find, or recorded."""
+    any_length: _Plans = cache.get(keys.layout) or _Plans(keys.varying)
+    exact: _Plans = cache.get(keys.exact) or _Plans()
+    for plans in (exact, any_length):
+        for plan in plans.plans:
+            served: Result | None = plan.replay(*tensors, *numbers)
+            if served is not None:
+                _remember(cache, recent_key, tensors, plans)
+                return served
+    kind: _Kind | None = cache.get(keys.kind)
+    if kind is None:
+        kind = cache[keys.kind] = _Kind()
+    comes_again = kind.comes_again(keys)
+    # while a graph is captured nothing is tuned, nor read
+    if not kind.is_due() or is_captured(tensors[0].device) or _is_unseen():
         return function(*tensors)
-    layout: _Layout | None = cache.get(key)
-    if layout is not None:
-        recent = cache.get(recent_key)
-        if recent != ():
-            cache[recent_key] = _with_recent(recent or (), layout, tensors)
-        for plan in layout.plans:
-            result: Result | None = plan.replay(*tensors, *numbers)
-            if result is not None:
-                return result
-        if type(layout) is _AnyLength:  # whose plans are for every length: what is recorded below is for these
-            layout = None
-    any_length, lengths = None, list[int | None]()
-    if varies:
-        any_length_key, lengths = _any_length_key(settings, tensors, numbers, facts)
-        any_length = served = cache.get(any_length_key)
-        if served is None or not served.plans:
-            served = cache.get(_undivided_key(any_length_key))
-        for plan in () if layout is not None or served is None else served.plans:
-            result = plan.replay(*tensors, *numbers)
-            if result is not None:
-                cache[key] = served  # found sooner the next time
-                return result
-        if any_length is None:
-            any_length = cache[any_length_key] = _AnyLength()
-    if layout is None:
-        if any_length is None or not any_length.plans:
-            cache[key] = _Layout()
-        if any_length is None or not any_length.attempts:
-            if any_length is not None:
-                any_length.attempts = 1
-            return function(*tensors)
-        layout = _Layout()
-    return _recorded(layout, any_length, function, tensors, lengths, owned)
+    result, steps = _recorded(function, tensors, owned)
+    plans_key, plans = keys.layout, any_length
+    new_plan = None if steps is None else kind.joined(steps, keys)
+    if steps is not None and new_plan is None and comes_again:
+        plans_key, plans = keys.exact, exact
+        new_plan = plan_of(steps, SERVICES, (*[None] * len(tensors), *numbers))  # whose lengths the guard compares
+    if new_plan is None:
+        kind.fruitless += 1
+        return result
+    kind.attempts += 1
+    plans.add(new_plan)
+    cache[plans_key] = plans
+    if plans is any_length or not keys.varying:  # lengths that have come twice may not come a third time
+        _remember(cache, recent_key, tensors, plans)
+    return result
 
 
-def _key(settings: tuple[Any, ...], tensors: Sequence[Tensor]) -> tuple[Any, ...] | None:
-    """Return the cache key, made of settings and layouts; None if one of the tensors has no plain memory."""
-    key = settings
+def _keys(
+    call_key: tuple[str, object], tensors: Sequence[Tensor], numbers: tuple[int, ...], varies: bool, facts: int
+) -> _Keys | None:
+    """Return the keys of a call, made of settings and layouts; None if one of the tensors has no plain memory.
+
+    `varies` and `facts` are those of `planned`.
+    """
+    layout: tuple[Any, ...] = (call_key, len(numbers), len(tensors), float32_precision(), is_deterministic())
+    lengths, classes = list[int | None](), list[LengthClass | int | None]()
+    first_fact = len(tensors) - facts
     try:
-        for tensor in tensors:
+        for at, tensor in enumerate(tensors):
             if type(tensor) not in PLAIN or tensor.is_neg() or tensor.layout is not torch.strided:
                 return None
-            key += (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+            shape, strides, known = tensor.shape, tensor.stride(), None
+            if varies:
+                known = length_class(shape, strides) if at < first_fact else fact_length_class(shape[0])
+            layout += (shape if known is None else (None, *shape[1:]), strides, tensor.dtype, tensor.device)
+            classes.append(known)
+            lengths.append(None if known is None else shape[0])
     except RuntimeError:  # a tensor without strides
         return None
-    return key + _repeated(tensors)
+    classes += [(length_class((number,), (1,)) if varies else None) or number for number in numbers]
+    return _Keys(layout + _repeated(tensors), (*lengths, *numbers), tuple(classes))
 
 
 def _repeated(tensors: Sequence[Tensor]) -> tuple[int, ...]:
@@ -311,83 +364,35 @@ def _repeated(tensors: Sequence[Tensor]) -> tuple[int, ...]:
     return tuple(map(ids.index, ids)) if len(set(ids)) < len(ids) else ()
 
 
-def _any_length_key(
-    settings: tuple[Any, ...], tensors: Sequence[Tensor], numbers: tuple[int, ...], facts: int
-) -> tuple[tuple[Any, ...], list[int | None]]:
-    """Return the cache key that calls share which differ in the lengths of first dimensions, and those lengths.
-
-    Its last part is the classes of the lengths.
-    """
-    call_key, _, *state = settings
-    classes: list[tuple[Any, ...]] = [shape_class((number,), (1,)) for number in numbers]
-    kinds: tuple[Any, ...] = ()
-    lengths, read = list[int | None](), len(tensors) - facts
-    for at, tensor in enumerate(tensors):
-        shape, strides = tensor.shape, tensor.stride()
-        length_class = shape_class(shape, strides) if at < read else fact_class(shape, strides)
-        classes.append(length_class)
-        kinds += tensor.dtype, tensor.device
-        lengths.append(None if length_class[0] is shape else shape[0])
-    return ("any length", call_key, *state, kinds, *_repeated(tensors), tuple(classes)), [*lengths, *numbers]
-
-
-def _undivided_key(any_length_key: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the key of calls like these over lengths that nothing divides, whose plans hold for these too.
-
-    Lengths that are new at every call would otherwise need a plan, and kernels, for each set of divisors.
-    """
-    *rest, classes = any_length_key
-    return *rest, tuple(map(undivided, classes))
-
-
 def _recorded(
-    layout: _Layout,
-    any_length: _AnyLength | None,
-    function: Callable[..., Result],
-    tensors: Sequence[Tensor],
-    lengths: list[int | None],
-    owned: CacheOwner | tuple[()] | None,
-) -> Result:
-    """Run a function, and make a plan of what it does if one can be made now."""
-    if layout.attempts >= ATTEMPTS or (any_length is not None and any_length.attempts >= ATTEMPTS and not layout.plans):
-        return function(*tensors)
-    if is_captured(tensors[0].device) or _is_unseen():  # when nothing is tuned, nor read
-        return function(*tensors)
+    function: Callable[..., Result], tensors: Sequence[Tensor], owned: CacheOwner | tuple[()] | None
+) -> tuple[Result, Steps | None]:
+    """Return what a function returns, and its steps; None for these if they would not be those of another call."""
     with Recording(tensors) as recording:
         result = function(*tensors)
     result_slots = recording.result(result)
-    if recording.is_postponed:
-        layout.postponed += 1
-        if layout.postponed >= POSTPONED:
-            layout.attempts = ATTEMPTS
-        return result
-    layout.attempts += 1
-    if recording.refusal or not recording.steps:
-        layout.attempts = ATTEMPTS
-        return result
+    if recording.is_postponed or recording.refusal or not recording.steps:
+        return result, None
     unguarded = [] if owned is None or isinstance(owned, tuple) else owned.unguarded()  # now: the run works out some
     steps = Steps.of(recording, result_slots, [*unguarded, *recording.constants])
     pinned = [tensor for tensor in steps.pinned.values() if not tensor.is_floating_point()]
-    if owned is None and not all([id(tensor) in steps.owned for tensor in pinned]):
-        return result
-    plan = plan_of(steps, SERVICES)
-    if plan is not None:
-        layout.add(plan)
-    if any_length is not None:
-        any_length.attempts += 1
-        any_length.learn(steps, lengths)
-    return result
+    is_of_any_pattern = owned is not None or all([id(tensor) in steps.owned for tensor in pinned])
+    return result, steps if is_of_any_pattern else None
 
 
-def _with_recent(
-    recent: tuple[Any, ...], layout: _Layout, tensors: Sequence[Tensor], learn: Learn | None = None
-) -> tuple[Any, ...]:
-    """Return the recent layouts with one more, each behind its guard; nothing if there would be more than a few.
+def _remember(
+    cache: Cache, recent_key: tuple[Any, ...], tensors: Sequence[Tensor], plans: _Plans, learn: Learn | None = None
+) -> None:
+    """Let `replayed` ask plans of one more layout, behind its guard; too many guards would take longer than a key.
 
-    A guard compares all that a key does, and more, such as whether gradients are wanted, in a fraction of the time. It
-    never accepts one tensor in two places, so that a call with one adds no guard.
+    A guard compares all of a layout that a key does, and more, such as whether gradients are wanted, in a fraction of
+    the time. It never accepts one tensor in two places, so that a call with one adds no guard. Plans for any length
+    are asked last.
     """
-    if _repeated(tensors) or any([guard(*tensors) for guard, *_ in recent]):
-        return recent  # a layout may be there more than once: its tensors want gradients, or do not
-    guard = layout_guard(tensors) if len(recent) < RECENT else None
-    return () if guard is None else (*recent, (guard, layout, learn))
+    recent: tuple[Recent, ...] = cache.get(recent_key) or ()
+    if _repeated(tensors) or any([asked is plans and guard(*tensors) for guard, asked, _ in recent]):
+        return  # plans may be there more than once: their tensors want gradients, or do not
+    guard = layout_guard(tensors, plans.varying or ())
+    if guard is not None:
+        entries = sorted((*recent, (guard, plans, learn)), key=lambda entry: entry[1].varying is not None)
+        cache[recent_key] = tuple(entries[-RECENT:])

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
+from random import Random
 
 import pytest
 import torch
 from process_caches import forget
-from short_clouds import check_step, strided, submanifold
+from short_clouds import check_step, expected_of, strided, submanifold
 from statements import DEVICE, IS_INTERPRETED
+from tolerances import assert_matches
 
 from insum_ops.compiler import pipeline
+from insum_ops.compiler.runtime import plan_cache
+from insum_ops.compiler.runtime.tensor_guard import _tells_apart
 from insum_ops.nn import SparseConvTensor
 
 # of two that are alike one is a cloud of as many other voxels, which no plan may take for the first; then a length of
@@ -49,6 +53,32 @@ def test_values_and_gradients_over_ever_new_clouds(make, options, is_determinist
         torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.every_route
+@pytest.mark.sampled(times=1 if IS_INTERPRETED else 2)
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("make", [submanifold, strided])
+def test_clouds_of_drawn_lengths(make, seed, monkeypatch):
+    """Most are used once, some twice, with and without gradients; a cloud may hold one voxel, or as many as another."""
+    monkeypatch.setenv("INSUM_TUNE", "off")
+    forget()
+    draw, length = Random(seed), 70
+    layers = [make(channels, 4).to(DEVICE) for channels in (2, 4)]
+    for _ in range(6 if IS_INTERPRETED else 30):
+        lengths = length, draw.choice((1, 2, 17, 64, 65, 67, 80, 96, 127, 128, 129, 160, 211)), draw.randint(60, 140)
+        length, layer = draw.choice(lengths), draw.choice(layers)
+        x = new_cloud(length, layer.in_channels)
+        if draw.random() < 0.3:
+            with torch.no_grad():
+                y = layer(x)
+            assert_matches(y.features, expected_of(layer, x, y))
+        if draw.random() < 0.2:  # the weight's gradient alone
+            x = x.replace_feature(x.features.detach())
+            layer(x).features.sum().backward()
+            continue
+        for _ in range(draw.choice((1, 1, 3))):
+            check_step(layer, x)
+
+
 @pytest.mark.parametrize(
     ("known", "new"),
     [
@@ -77,3 +107,25 @@ def test_a_cloud_of_a_known_kind_is_not_planned_again(known, new):
     for length in known[1:]:
         is_planned(length)
     assert not any([is_planned(length) for length in new])
+
+
+@pytest.mark.skipif(not _tells_apart(), reason="this torch has no guards")
+def test_a_step_over_a_new_cloud_makes_no_key_of_all_shapes(monkeypatch):
+    monkeypatch.setenv("INSUM_TUNE", "off")
+    forget()
+    layer, made, keys = submanifold().to(DEVICE), list[int](), plan_cache._keys
+
+    def step(length: int) -> int:
+        """Take a step, and return how many keys it made."""
+        made.clear()
+        x = new_cloud(length)
+        for _ in range(2):
+            y = layer(x)
+        y.features.sum().backward()
+        return len(made)
+
+    monkeypatch.setattr(plan_cache, "_keys", lambda *given: made.append(1) or keys(*given))
+    assert step(301)
+    for length in (311, 321, 331, 341, 351):
+        step(length)
+    assert [step(length) for length in (390, 405, 471, 500)] == [0] * 4

@@ -8,6 +8,7 @@ import pytest
 import torch
 from recorded_plans import Surroundings, assert_same, joined, recorded
 
+from insum_ops.compiler.binding import LengthClass
 from insum_ops.compiler.runtime.generalise import generalised
 from insum_ops.compiler.runtime.plan import plan_of
 from insum_ops.compiler.runtime.plan_cache import planned
@@ -45,12 +46,22 @@ def test_numbers_vary_as_lengths_do():
     def recorded_with(length: int, rows: int) -> Steps:
         return recorded(lambda x: x.sum() + x.new_zeros(rows), torch.zeros(length))
 
-    found = generalised(recorded_with(4, 10), recorded_with(6, 12), [4, 10], [6, 12])
+    classes = [LengthClass(1, 8, 2), LengthClass(1, 100, 1)]
+    found = generalised(recorded_with(4, 10), recorded_with(6, 12), [4, 10], [6, 12], classes)
     assert found is not None
-    assert found[1] == [Length(1, 0), Length(1, 1)]
+    assert found[1] == classes
     plan = plan_of(found[0], Surroundings().services, found[1])
     assert plan is not None
-    assert plan.replay(torch.zeros(5), 3).shape == (3,)
+    assert plan.replay(torch.zeros(2), 3).shape == (3,)
+    for length, rows in ((5, 3), (10, 3), (0, 3), (2, 101), (2, 0)):  # not divided, or not within the class
+        assert plan.replay(torch.zeros(length), rows) is None
+
+
+def test_lengths_that_are_equal_are_of_both_classes():
+    runs = [recorded(lambda x, y: x + y, torch.zeros(length), torch.zeros(length)) for length in (4, 6)]
+    found = generalised(*runs, [4, 4], [6, 6], [LengthClass(1, 8, 1), LengthClass(3, 100, 2)])
+    assert found is not None
+    assert found[1] == [LengthClass(3, 8, 2), Length(1, 0)]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from tolerances import assert_matches
 from insum_ops import insum
 from insum_ops.compiler import pipeline
 from insum_ops.compiler.language.errors import IndexRangeError
+from insum_ops.compiler.runtime import plan_cache
+from insum_ops.compiler.runtime.tensor_guard import _tells_apart
 
 # long enough to count roughly; few where kernels are interpreted
 SEEN = (600, 602, 604) if IS_INTERPRETED else (600, 602, 777) * 3
@@ -101,6 +103,27 @@ def test_lengths_that_something_divides_need_no_plan_of_their_own(name, monkeypa
     for length in (608, 640, 605, 1008, 592):
         call(name, length)
     assert not planned
+
+
+@pytest.mark.skipif(not _tells_apart(), reason="this torch has no guards")
+@pytest.mark.parametrize("name", CASES)
+def test_new_lengths_are_served_by_guards(name, monkeypatch):
+    """Keys of all shapes had taken longer than all else that the host does."""
+    for length in (593, 599, 601, 597):
+        call(name, length)
+    monkeypatch.setattr(plan_cache, "_keys", lambda *given: pytest.fail("a key is made of all shapes"))
+    for length in (603, 608, 640, 605, 1008, 592):
+        call(name, length)
+
+
+@pytest.mark.every_route
+@pytest.mark.parametrize("name", CASES)
+def test_lengths_of_other_classes_after_some_that_16_divides(name):
+    """Kernels for these load and store without a mask, and find their grid by a length that 16 divides."""
+    for length in (80, 96, 112, 96):
+        call(name, length)
+    for length in (81, 95, 127, 65) if IS_INTERPRETED else (81, 95, 127, 65, 129, 3, 64, 0, 200):
+        call(name, length)
 
 
 def test_lengths_that_were_equal_may_differ_later():

@@ -62,6 +62,15 @@ def test_any_other_is_not(kind):
     assert layout_guard([drawn(2), drawn(5, 4)])(drawn(2), other) is False
 
 
+@pytest.mark.parametrize("kind", [kind for kind in UNLIKE if kind != "longer"])
+def test_where_any_length_is_accepted_nothing_else_is(kind):
+    guard = layout_guard([drawn(2), drawn(5, 4)], {1})
+    assert guard(drawn(2), drawn(5, 4))
+    assert all([guard(drawn(2), drawn(length, 4)) for length in (0, 1, 6, 1000)])
+    assert not guard(drawn(3), drawn(5, 4))
+    assert guard(drawn(2), UNLIKE[kind]()) is False
+
+
 def test_strides_that_could_be_a_negated_tensors_are_told_from_one():
     values = torch.complex(drawn(5, 4), drawn(5, 4))
     guard = layout_guard([values.imag])
@@ -104,7 +113,7 @@ def test_who_casts_or_transforms_is_seen_too():
 def test_a_torch_whose_guards_miss_something_is_not_asked(monkeypatch):
     original = tensor_guard._guard
     for miss in (lambda *given: True, lambda *given: False):
-        monkeypatch.setattr(tensor_guard, "_guard", lambda tensors, miss=miss: miss)
+        monkeypatch.setattr(tensor_guard, "_guard", lambda *given, miss=miss: miss)
         assert not tensor_guard._tells_apart()
     monkeypatch.setattr(tensor_guard, "_guard", original)
     assert tensor_guard._tells_apart()
@@ -112,7 +121,7 @@ def test_a_torch_whose_guards_miss_something_is_not_asked(monkeypatch):
 
 @pytest.mark.parametrize("kind", [TypeError, RuntimeError])
 def test_a_torch_whose_guards_are_made_otherwise_is_not_asked(monkeypatch, kind):
-    def refuse(tensors):
+    def refuse(*given):
         raise kind("other arguments")
 
     monkeypatch.setattr(tensor_guard, "_guard", refuse)

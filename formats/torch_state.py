@@ -81,7 +81,6 @@ __all__ = [
 PLAIN = (Tensor, torch.nn.Parameter)
 HALF = (torch.float16, torch.bfloat16)
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"  # kernels run on any device, as Python
-TRACER = "torch._dynamo"  # torch.compile's module
 OLDEST_GPU = (7, 5)  # the least compute capability that Triton compiles for
 # of operators that read sizes from the device, or keep memory of their first call, which mode="reduce-overhead" lends:
 # they run between the CUDA graphs that it makes
@@ -106,6 +105,9 @@ is_wrapped = functorch.is_functorch_wrapped_tensor  # by vmap, grad, ...
 _script_tracer = torch._C._get_tracing_state  # torch.jit.trace's; None: it does not run
 is_batched = functorch.is_batchedtensor  # by vmap, outermost
 is_functional = torch._is_functional_tensor  # by torch.func.functionalize
+# what compiles Python code when it is called; None: nothing does
+_frames = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+_compiler_of_frames = getattr(_frames, "get_eval_frame_callback", lambda: sys.modules.get("torch._dynamo"))
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -114,13 +116,15 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def uncompiled(function: Function) -> Function:
     """Return a function of which torch.compile compiles no part where a graph breaks at it.
 
-    Torch's own wrapper imports all of the tracer at its first call: over a second, and no tracer is there before.
+    Torch's own wrapper, which takes as long as a dozen calls, is left out where no frames are compiled, as inside of a
+    compiled graph.
     """
     outside = _disable_dynamo(function)
 
     @wraps(function)
     def called(*arguments: Any, **named: Any) -> Any:
-        return (outside if TRACER in sys.modules else function)(*arguments, **named)
+        runs_as_it_is = not torch.compiler.is_dynamo_compiling() and _compiler_of_frames() is None
+        return (function if runs_as_it_is else outside)(*arguments, **named)
 
     return cast(Function, called)
 

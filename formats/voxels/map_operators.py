@@ -6,7 +6,6 @@ How many voxels a convolution reaches depends on where they are, so that a trace
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache
 
@@ -142,7 +141,9 @@ def reached_again(source: Tensor, text: str, sizes: Sizes) -> Tensor | None:
 
 
 def _own_copy(voxels: Tensor) -> Tensor:
-    with torch.inference_mode(False) if is_inference_mode() else nullcontext():
+    if not is_inference_mode():
+        return voxels.clone()
+    with torch.inference_mode(False):
         return voxels.clone()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
@@ -25,6 +25,7 @@ __all__ = ["Key", "MapParts", "cached_map", "cached_start", "described", "keep",
 
 Sizes = tuple[int, ...]
 Key = tuple[str, Sizes]  # `MapParts.geometry` and `MapParts.sizes`
+Map = Callable[[], "KernelMap | None"]  # a cached map, None if it has died
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,41 +94,42 @@ def described(geometry: str, sizes: Sizes) -> tuple[str, Geometry, VoxelGrid, Vo
     return kind, Geometry(*axes), *grids
 
 
-class _Watch:
-    """Whether voxels are unchanged: by their version, or, where inference mode counts none, by a copy."""
+class _Copy:
+    """Whether voxels are unchanged, where inference mode counts no versions: by a copy of them."""
 
-    __slots__ = ("copy", "guard")
+    __slots__ = ("copy",)
 
     def __init__(self, voxels: Tensor) -> None:
-        self.guard = ChangeGuard.of(voxels)
-        self.copy = voxels.clone() if self.guard is None else None
+        self.copy = voxels.clone()
 
     def holds_for(self, voxels: Tensor) -> bool:
-        if self.guard is not None:
-            return self.guard.holds_for(voxels)
         if voxels.is_cuda and is_capturing():
             return True  # nothing can be read now
-        return self.copy is not None and torch.equal(self.copy, voxels)
+        return torch.equal(self.copy, voxels)
 
 
-class _CachedMap(NamedTuple):
-    """A map, with the voxels that it starts from and what tells whether they, and those it leads to, have changed."""
+class _Known:
+    """What is known of voxels, as long as they are unchanged: what they are a copy of, and the maps over them."""
 
-    source: ref[Tensor]
-    watches: tuple[_Watch, _Watch]
-    map: Callable[[], KernelMap | None]
+    __slots__ = ("leading", "original", "starting", "watch")
 
-    def of(self, source: Tensor, target: Tensor) -> KernelMap | None:
-        """Return the map, if it is one between these voxels and they are as they were."""
-        is_same = self.source() is source and self.watches[0].holds_for(source)
-        return self.map() if is_same and (target is source or self.watches[1].holds_for(target)) else None
+    def __init__(self, voxels: Tensor, original: Tensor | None = None) -> None:
+        self.watch: ChangeGuard | _Copy = ChangeGuard.of(voxels) or _Copy(voxels)
+        self.original = original  # which a map holds; an operator has returned the copy
+        # maps to these voxels, each with those that it starts from and what tells whether they have changed
+        self.leading: dict[Key, tuple[ref[Tensor], ChangeGuard | _Copy, Map]] = {}
+        self.starting: dict[Key, Map] = {}  # maps to other voxels
 
 
-# by the voxels that maps lead to, and by those that they start from; a map that is held here holds neither
-_by_target: ByIdentity[dict[Key, _CachedMap]] = ByIdentity()
-_by_source: ByIdentity[dict[Key, _CachedMap]] = ByIdentity()
-# by a copy that an operator has returned: whether it is unchanged, and the voxels that a map holds
-_originals: ByIdentity[tuple[_Watch, Tensor]] = ByIdentity()
+_known: ByIdentity[_Known] = ByIdentity()  # a map that is held here holds neither of its voxels
+
+
+def _known_of(voxels: Tensor) -> _Known:
+    known = _known.get(voxels)
+    if known is None or not known.watch.holds_for(voxels):
+        known = _Known(voxels)
+        _known.keep(voxels, known)
+    return known
 
 
 def know_copy(key: Key, source: Tensor, voxels: Tensor, original: Tensor) -> None:
@@ -136,18 +138,21 @@ def know_copy(key: Key, source: Tensor, voxels: Tensor, original: Tensor) -> Non
     An operator returns another copy in every call. The map from the source, which `cached_start` finds, is found by the
     copy itself.
     """
-    watch, copied = _Watch(voxels), _originals.get(source)
-    _originals.keep(voxels, (watch, original))
-    start = (_by_source.get(source if copied is None else copied[1]) or {}).get(key)
+    known, start = _Known(voxels, original), _known.get(source)
     if start is not None:
-        watches = start.watches[0] if copied is None else copied[0], watch
-        _by_target.keep(voxels, {key: _CachedMap(ref(source), watches, start.map)})
+        origin = start if start.original is None else _known.get(start.original)
+        kernel_map = None if origin is None else origin.starting.get(key)
+        if kernel_map is not None:
+            known.leading[key] = ref(source), start.watch, kernel_map
+    _known.keep(voxels, known)
 
 
 def original_of(voxels: Tensor) -> Tensor:
     """Return what these voxels are an unchanged copy of, or themselves."""
-    copied = _originals.get(voxels)
-    return copied[1] if copied is not None and copied[0].holds_for(voxels) else voxels
+    known = _known.get(voxels)
+    if known is None or known.original is None or not known.watch.holds_for(voxels):
+        return voxels
+    return known.original
 
 
 def cached_map(source: Tensor, target: Tensor, key: Key) -> KernelMap | None:
@@ -155,17 +160,31 @@ def cached_map(source: Tensor, target: Tensor, key: Key) -> KernelMap | None:
 
     None if they have changed since.
     """
-    cached = (_by_target.get(target) or {}).get(key)
-    if cached is not None:
-        return cached.of(source, target)
+    known = _known.get(target)
+    lead = None if known is None else known.leading.get(key)
+    if known is None or lead is None:
+        return _map_of_originals(source, target, key)
+    start, watch, kernel_map = lead
+    is_same = start() is source and watch.holds_for(source) and (target is source or known.watch.holds_for(target))
+    return kernel_map() if is_same else None
+
+
+def _map_of_originals(source: Tensor, target: Tensor, key: Key) -> KernelMap | None:
+    """Return the map between what two sets of voxels are copies of, if it was made before."""
     originals = original_of(source), original_of(target)
-    return None if originals[0] is source and originals[1] is target else cached_map(*originals, key)
+    kernel_map = None if originals[0] is source and originals[1] is target else cached_map(*originals, key)
+    if kernel_map is not None and target is source:  # its gradients are over the same copy
+        known, origin = _known.get(target), _known.get(originals[1])
+        if known is not None and origin is not None and key in origin.leading:
+            known.leading[key] = ref(source), known.watch, origin.leading[key][2]
+    return kernel_map
 
 
 def cached_start(source: Tensor, key: Key) -> KernelMap | None:
     """Return a map that starts from voxels, wherever it leads to, if it was made before and they are unchanged."""
-    cached = (_by_source.get(source) or {}).get(key)
-    return None if cached is None else cached.of(source, source)
+    known = _known.get(source)
+    kernel_map = None if known is None else known.starting.get(key)
+    return kernel_map() if known is not None and kernel_map is not None and known.watch.holds_for(source) else None
 
 
 def keep(key: Key, kernel_map: KernelMap, source: Tensor, target: Tensor) -> None:
@@ -180,9 +199,8 @@ def keep(key: Key, kernel_map: KernelMap, source: Tensor, target: Tensor) -> Non
     """
     holds_them = kernel_map.indices is source or kernel_map.out_indices is target
     reference: Any = ref(kernel_map) if holds_them else lambda: kernel_map
-    watch = _Watch(source)
-    cached = _CachedMap(ref(source), (watch, watch if target is source else _Watch(target)), reference)
-    # other dictionaries: threads may be reading these
-    _by_target.keep(target, {**(_by_target.get(target) or {}), key: cached})
+    start = _known_of(source)
+    known = start if target is source else _known_of(target)
+    known.leading[key] = ref(source), start.watch, reference
     if target is not source:
-        _by_source.keep(source, {**(_by_source.get(source) or {}), key: cached})
+        start.starting[key] = reference

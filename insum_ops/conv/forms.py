@@ -8,7 +8,14 @@ from __future__ import annotations
 import torch
 
 from ..compiler import device_of
-from ..formats.torch_state import HALF, deterministic_flag, is_deterministic, may_round_sums, uses_tensor_cores
+from ..formats.torch_state import (
+    HALF,
+    deterministic_flag,
+    is_deterministic,
+    may_round_sums,
+    rounds_float32,
+    uses_tensor_cores,
+)
 from ..formats.voxels.kernel_map import MOST_TAPS, KernelMap
 from .cost import MEASURED_SUMS, Work, grouping_milliseconds, milliseconds
 
@@ -146,5 +153,5 @@ def is_due(what: str, kernel_map: KernelMap) -> bool:
 
 def settings_of(dtype: torch.dtype) -> Settings:
     """Return the settings of torch that the choice of a form depends on for a dtype."""
-    setting = may_round_sums(dtype) if dtype in HALF else uses_tensor_cores(dtype)
+    setting = may_round_sums(dtype) if dtype in HALF else dtype == torch.float32 and rounds_float32()
     return dtype, deterministic_flag(), setting

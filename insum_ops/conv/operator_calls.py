@@ -13,47 +13,64 @@ from torch import Tensor
 
 from ..compiler import below_autograd, gradients_key, owned, planned, refuse_transforms, replay_first
 from ..formats.torch_state import PLAIN, transforms, uncompiled
-from ..formats.voxels.kernel_map import KernelMap
 from ..formats.voxels.map_operators import reached_again, voxel_library
+from ..formats.voxels.map_parts import cached_map
 from .functional import convolution_gradients, gradient_call, planned_convolution
 from .operators import PLANS, Backward, Over, voxel_convolution, voxel_gradients
 
 __all__: list[str] = []
 
 
-def _cached_map(over: Over, tensors: Sequence[Tensor]) -> KernelMap | None:
-    """Return the map of a call that can run as it is; None if it was not made yet."""
-    is_plain = transforms() is None and all([type(tensor) in PLAIN for tensor in (over.source, *tensors)])
-    return over.cached_map if is_plain else None
-
-
-def _replayed(features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor | None:
+def _replayed(
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    source: Tensor,
+    target: Tensor,
+    geometry: str,
+    sizes: Sequence[int],
+    groups: int,
+    side: int,
+    is_swapped: bool,
+) -> Tensor | None:
     """Return a convolution over a map that was made before: all that a warm call of a compiled graph does."""
-    *parts, is_swapped = rest
-    over = Over(*parts)
-    kernel_map = _cached_map(over, (features, weight) if bias is None else (features, weight, bias))
-    if kernel_map is None:
+    if type(features) not in PLAIN or type(weight) not in PLAIN or not (bias is None or type(bias) in PLAIN):
         return None
-    return owned(planned_convolution(features, weight, bias, kernel_map, over.groups, is_swapped))
+    kernel_map = cached_map(source, target, (geometry, tuple(sizes)))  # only of tensors that are plain themselves
+    if kernel_map is None or transforms() is not None:
+        return None
+    if side:
+        kernel_map = kernel_map.inverse
+    return owned(planned_convolution(features, weight, bias, kernel_map, groups, is_swapped))
 
 
-def _replayed_gradients(dOut: Tensor, features: Tensor, weight: Tensor, *rest: Any) -> list[Tensor] | None:
-    *parts, is_swapped, wanted = rest
-    over = Over(*parts)
-    kernel_map = _cached_map(over, (dOut, features, weight))
-    if kernel_map is None:
+def _replayed_gradients(
+    dOut: Tensor,
+    features: Tensor,
+    weight: Tensor,
+    source: Tensor,
+    target: Tensor,
+    geometry: str,
+    sizes: Sequence[int],
+    groups: int,
+    side: int,
+    is_swapped: bool,
+    wanted: Sequence[bool],
+) -> list[Tensor] | None:
+    if type(dOut) not in PLAIN or type(features) not in PLAIN or type(weight) not in PLAIN:
         return None
-    return _gradients_on(Backward(dOut, features, weight, tuple(wanted), kernel_map, over.groups, is_swapped))
+    kernel_map = cached_map(source, target, (geometry, tuple(sizes)))
+    if kernel_map is None or transforms() is not None:
+        return None
+    if side:
+        kernel_map = kernel_map.inverse
+    return _gradients_on(Backward(dOut, features, weight, tuple(wanted), kernel_map, groups, is_swapped))
 
 
 def _reached(source: Tensor, geometry: str, sizes: Sequence[int]) -> Tensor | None:
     """Return the voxels that a convolution leads to, whose map was made before."""
     is_plain = transforms() is None and type(source) in PLAIN
     return reached_again(source, geometry, tuple(sizes)) if is_plain else None
-
-
-def _owned(tensors: Sequence[Tensor | None]) -> list[Tensor]:
-    return [owned(tensor) for tensor in tensors if tensor is not None]
 
 
 @uncompiled
@@ -81,7 +98,8 @@ def _gradients_on(backward: Backward) -> list[Tensor]:
     gradients = lambda *_: (None, *convolution_gradients(backward, call, bias_dtype)[:count])
     plan_key = gradients_key((*call.key, bias_dtype), (False, *backward.wanted))
     tensors = *backward[:3], *call.tensors
-    return _owned(planned(PLANS, plan_key, gradients, tensors, varies=True, owned=None))
+    grads = planned(PLANS, plan_key, gradients, tensors, varies=True, owned=None)
+    return [owned(grad) for grad in grads if grad is not None]
 
 
 class _Convolution(torch.autograd.Function):

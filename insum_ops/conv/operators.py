@@ -17,7 +17,7 @@ from ..compiler import OperandError, bind, parse
 from ..formats.torch_state import UNSAFE_IN_GRAPHS, is_exporting, is_readable, uncompiled
 from ..formats.voxels.kernel_map import KernelMap
 from ..formats.voxels.map_operators import map_of, voxel_library
-from ..formats.voxels.map_parts import MapParts, cached_map
+from ..formats.voxels.map_parts import MapParts
 from ..lru_cache import LRUCache
 from .forms import STATIONARY
 from .weight_views import IN_GROUPS, channel_kind, statement_weight
@@ -88,12 +88,6 @@ class Over(NamedTuple):
     def map(self) -> KernelMap:
         kernel_map = map_of(self.source, self.target, self.geometry, tuple(self.sizes))
         return kernel_map.inverse if self.side else kernel_map
-
-    @property
-    def cached_map(self) -> KernelMap | None:
-        """The map, if it was made before and its voxels are unchanged."""
-        kernel_map = cached_map(self.source, self.target, (self.geometry, tuple(self.sizes)))
-        return kernel_map.inverse if kernel_map is not None and self.side else kernel_map
 
     @property
     def backwards(self) -> Over:

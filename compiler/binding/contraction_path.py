@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import opt_einsum
 
 __all__ = ["contraction_path", "example_of"]
 
+PATHS = 1024  # that are remembered: while a statement is planned, its path is asked for several times
 UNKNOWN = 64  # what stands for a length of which a tracer has no example
 
 
@@ -36,7 +38,12 @@ def contraction_path(
     """
     letters = {name: opt_einsum.get_symbol(at) for at, name in enumerate(extents)}
     kept = [name for name in free if any(name in names for names in factors)]
-    terms = ["".join(letters[name] for name in names) for names in (*factors, kept)]
-    shapes = [tuple(example_of(extents[name]) for name in names) for names in factors]
-    path, _ = opt_einsum.contract_path(f"{','.join(terms[:-1])}->{terms[-1]}", *shapes, shapes=True)
-    return tuple(tuple(pair) for pair in path)
+    terms = ["".join([letters[name] for name in names]) for names in (*factors, kept)]
+    shapes = tuple([tuple([example_of(extents[name]) for name in names]) for names in factors])
+    return _found_path(f"{','.join(terms[:-1])}->{terms[-1]}", shapes)
+
+
+@lru_cache(PATHS)
+def _found_path(equation: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+    path, _ = opt_einsum.contract_path(equation, *shapes, shapes=True)
+    return tuple([tuple(pair) for pair in path])

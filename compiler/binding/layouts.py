@@ -8,7 +8,7 @@ them is no name that all three have. What does not lie so has to be copied first
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from itertools import combinations, permutations
 from math import prod
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from .contraction_path import example_of
 __all__ = ["MatrixProduct", "copied_numbers", "laid_out"]
 
 FEW = 4  # names of a tensor, of which all orders are tried
+LAYOUTS = 1024  # that are remembered: while a statement is planned, its layouts are asked for several times
 ROUNDS = 2  # over all tensors: the order of one depends on those of its neighbours
 CHOICES = [chosen for count in range(4) for chosen in combinations(range(3), count)]  # which of three are copied
 
@@ -94,8 +95,15 @@ def laid_out(orders: Sequence[Names], products: Sequence[tuple[int, int, int]], 
     >>> laid_out(["ab", "bc", "cd", "db", "ad"], [(1, 2, 3), (0, 3, 4)], dict(a=9, b=9, c=9, d=9))
     [('a', 'b'), ('b', 'c'), ('c', 'd'), ('b', 'd'), ('a', 'd')]
     """
-    extents = {name: example_of(extent) for name, extent in extents.items()}  # a tracer must not guard what is cheaper
-    placed = [tuple(names) for names in orders]
+    sizes = tuple([(name, example_of(extent)) for name, extent in extents.items()])  # no guards for what is cheaper
+    return [*_laid_out(tuple([tuple(names) for names in orders]), tuple(products), sizes)]
+
+
+@lru_cache(LAYOUTS)
+def _laid_out(
+    orders: tuple[Names, ...], products: tuple[tuple[int, int, int], ...], sizes: tuple[tuple[str, int], ...]
+) -> list[Names]:
+    extents, placed = dict(sizes), [*orders]
     results = [result for _, _, result in products[:-1]]
     for left, right, result in products[:-1]:
         placed[result] = MatrixProduct(placed[left], placed[right], placed[result]).natural

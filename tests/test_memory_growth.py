@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.skipif(IS_INTERPRETED, reason="hundreds of steps, of which each is slow there"),
 ]
 
-WARM_UP = 8  # steps, after which the smallest caches are full
+WARM_UP = 16  # steps, after which the smallest caches are full, and runs that wait for one of other lengths are there
 STEPS = 5  # of a window
 SPMM = "C[I[p],n] += V[p] * B[J[p],n]"
 

@@ -149,7 +149,7 @@ class _Kind:
 
     def __init__(self) -> None:
         self.calls = self.attempts = self.fruitless = 0  # of the runs that were recorded, those with and without a plan
-        self.lengths: set[tuple[int | None, ...]] = set()
+        self.lengths: set[tuple[int | None, ...]] = set()  # of some calls
         self.samples: list[tuple[Steps, tuple[int | None, ...]]] = []
 
     def comes_again(self, keys: _Keys) -> bool:
@@ -383,7 +383,7 @@ def _recorded(
 def _remember(
     cache: Cache, recent_key: tuple[Any, ...], tensors: Sequence[Tensor], plans: _Plans, learn: Learn | None = None
 ) -> None:
-    """Let `replayed` ask plans of one more layout, behind its guard; too many guards would take longer than a key.
+    """Let `replayed` ask plans of one more layout, behind its guard, and forget the oldest of too many guards.
 
     A guard compares all of a layout that a key does, and more, such as whether gradients are wanted, in a fraction of
     the time. It never accepts one tensor in two places, so that a call with one adds no guard. Plans for any length

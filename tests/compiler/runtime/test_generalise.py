@@ -11,7 +11,7 @@ from recorded_plans import Surroundings, assert_same, joined, recorded
 from insum_ops.compiler.binding import LengthClass
 from insum_ops.compiler.runtime.generalise import generalised
 from insum_ops.compiler.runtime.plan import plan_of
-from insum_ops.compiler.runtime.plan_cache import planned
+from insum_ops.compiler.runtime.plan_cache import _Plans, planned
 from insum_ops.compiler.runtime.plan_steps import Length, Steps
 
 pytestmark = pytest.mark.cpu
@@ -78,6 +78,22 @@ def test_lengths_that_are_equal_are_of_both_classes():
 )
 def test_runs_that_differ_otherwise_have_no_common_plan(function):
     assert joined(function, [torch.randn(4)], [torch.randn(7)]) is None
+
+
+def test_plans_of_kernels_that_know_a_divisor_are_asked_first():
+    cache, function = dict[Any, Any](), lambda x: x.new_ones(len(x))
+    for length in (80, 96, 112, 81, 83, 85, 208, 144):
+        assert_same(planned(cache, "", function, (torch.zeros(length),), varies=True), function(torch.zeros(length)))
+    (plans,) = [each for each in cache.values() if isinstance(each, _Plans) and each.varying is not None]
+    assert [plan.divisor for plan in plans.plans] == [16, 1]
+    for length, served in (
+        (96, [True] * 2),
+        (128, [True] * 2),
+        (97, [False, True]),
+        (129, [False] * 2),
+        (64, [False] * 2),
+    ):
+        assert [plan.replay(torch.zeros(length)) is not None for plan in plans.plans] == served
 
 
 def test_calls_at_any_lengths_are_right():

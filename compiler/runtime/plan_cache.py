@@ -59,8 +59,9 @@ Learn = Callable[[Any, Sequence[Tensor], Any], Any]
 RECENT = 6  # guards of one call, which are faster than making a key; one that misses takes a third of a microsecond
 VARIANTS = 4  # plans of one set of lengths, which differ in what they ask, such as which index tensors are padded
 ATTEMPTS = 8  # plans that are made for one kind
-FRUITLESS = 64  # recorded runs of one kind without a plan, after which one call in as many is recorded: a map is used
-# 32 times before its form is settled
+# Recorded runs of one kind without a plan, after which one call in as many is recorded: a map is used 32 times before
+# its form is settled.
+FRUITLESS = 64
 CLASSES = 32  # plans of one layout for any lengths, which differ in the classes of these too
 
 # torch.empty_strided on the current device, without the dispatcher: what compiled graphs call

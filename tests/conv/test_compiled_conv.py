@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -31,6 +33,7 @@ pytestmark = [
 ]
 
 SIZES = (1, 7, 13, 18, 5)
+ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture(autouse=True)
@@ -147,6 +150,30 @@ def test_a_warm_compiled_call_asks_for_no_fields_of_dataclasses(is_made_inside):
     assert_matches(y, model(x).features)
     assert counter.frame_count == 1
     assert dataclasses.__file__ not in entered
+
+
+def test_a_warm_compiled_step_of_ours_calls_no_wrapper_and_no_operator_of_torch():
+    # an operator of ours that calls one through torch's dispatcher, or turns Dynamo off, takes several times as long
+    model, x = Hourglass(), cloud()
+    call, _ = compiled(lambda values: model(x.replace_feature(values)).features)
+    step = lambda: call(x.features).sum().backward()
+    for _ in range(6):
+        step()
+    slow = [f"{os.sep}{name}" for name in ("_compile.py", "_ops.py", "eval_frame.py")]
+    is_ours = lambda file: any([file.startswith(str(ROOT / name)) for name in ("insum_ops", "formats", "compiler")])
+    entered = set()
+
+    def note(frame, event, _):
+        inner, outer = frame.f_code, frame.f_back and frame.f_back.f_code
+        if event == "call" and outer and is_ours(outer.co_filename) and inner.co_filename.endswith(tuple(slow)):
+            entered.add((outer.co_name, inner.co_filename))
+
+    sys.setprofile(note)
+    try:
+        step()
+    finally:
+        sys.setprofile(None)
+    assert entered == set()
 
 
 def test_the_gradients_of_a_compiled_convolution_are_one_operator():

@@ -1,4 +1,4 @@
-"""A sign that a tensor carries beside its memory is never lost."""
+"""A sign that a tensor carries beside its memory is never lost, and what is handed on is no view."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch
 from tolerances import assert_matches
 
 from insum_ops import insum
+from insum_ops.compiler import owned
 from insum_ops.formats import COO
 
 PRODUCT = "C[m,n] += A[m,k] * B[k,n]"
@@ -52,3 +53,19 @@ def test_an_imaginary_part_gets_its_gradient():
     A = torch.randn(3, 3, dtype=torch.float64)
     insum(PRODUCT, A=A, B=z.conj().imag).sum().backward()
     assert_matches(z.grad.imag, -A.sum(0)[:, None].expand(3, 2))
+
+
+def test_a_view_is_handed_on_as_a_tensor_over_the_same_memory():
+    whole = torch.arange(6.0)
+    view, rows = whole.view(2, 3), []
+    handed = owned(view)
+    assert handed._base is None
+    assert handed.data_ptr() == whole.data_ptr()
+    assert owned(handed) is handed
+    assert torch.equal(handed, view)
+    leaf = whole.clone().requires_grad_()
+    owned(leaf.view(2, 3)).mul_(2).sum().backward()  # and its gradient is not lost
+    assert leaf.grad.tolist() == [2.0] * 6
+    torch.func.vmap(lambda row: rows.append(owned(row.view(3, 1)).shape) or row)(view)
+    assert rows == [(3, 1)]
+    assert torch.equal(torch.func.jvp(lambda x: owned(x.view(2, 3)) * 1, (whole,), (whole + 1,))[1], view + 1)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import opt_einsum
+
+from ...lru_cache import LRUCache
 
 __all__ = ["contraction_path", "example_of"]
 
 PATHS = 1024  # that are remembered: while a statement is planned, its path is asked for several times
 UNKNOWN = 64  # what stands for a length of which a tracer has no example
+
+_paths: LRUCache[tuple[tuple[int, ...], ...]] = LRUCache(PATHS)
 
 
 def example_of(extent: Any) -> int:
@@ -40,10 +43,9 @@ def contraction_path(
     kept = [name for name in free if any(name in names for names in factors)]
     terms = ["".join([letters[name] for name in names]) for names in (*factors, kept)]
     shapes = tuple([tuple([example_of(extents[name]) for name in names]) for names in factors])
-    return _found_path(f"{','.join(terms[:-1])}->{terms[-1]}", shapes)
-
-
-@lru_cache(PATHS)
-def _found_path(equation: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
-    path, _ = opt_einsum.contract_path(equation, *shapes, shapes=True)
-    return tuple([tuple(pair) for pair in path])
+    equation = f"{','.join(terms[:-1])}->{terms[-1]}"
+    found = _paths.get((equation, shapes))
+    if found is None:
+        path, _ = opt_einsum.contract_path(equation, *shapes, shapes=True)
+        found = _paths[equation, shapes] = tuple([tuple(pair) for pair in path])
+    return found

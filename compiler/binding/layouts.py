@@ -8,11 +8,12 @@ them is no name that all three have. What does not lie so has to be copied first
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from itertools import combinations, permutations
 from math import prod
 from typing import NamedTuple
 
+from ...lru_cache import LRUCache
 from .contraction_path import example_of
 
 __all__ = ["MatrixProduct", "copied_numbers", "laid_out"]
@@ -24,6 +25,8 @@ CHOICES = [chosen for count in range(4) for chosen in combinations(range(3), cou
 
 Names = tuple[str, ...]
 Extents = Mapping[str, int]
+
+_layouts: LRUCache[tuple[Names, ...]] = LRUCache(LAYOUTS)
 
 
 class MatrixProduct(NamedTuple):
@@ -96,14 +99,15 @@ def laid_out(orders: Sequence[Names], products: Sequence[tuple[int, int, int]], 
     [('a', 'b'), ('b', 'c'), ('c', 'd'), ('b', 'd'), ('a', 'd')]
     """
     sizes = tuple([(name, example_of(extent)) for name, extent in extents.items()])  # no guards for what is cheaper
-    return [*_laid_out(tuple([tuple(names) for names in orders]), tuple(products), sizes)]
+    key = tuple([tuple(names) for names in orders]), tuple(products), sizes
+    found = _layouts.get(key)
+    if found is None:
+        found = _layouts[key] = tuple(_laid_out(key[0], products, dict(sizes)))
+    return [*found]
 
 
-@lru_cache(LAYOUTS)
-def _laid_out(
-    orders: tuple[Names, ...], products: tuple[tuple[int, int, int], ...], sizes: tuple[tuple[str, int], ...]
-) -> list[Names]:
-    extents, placed = dict(sizes), [*orders]
+def _laid_out(orders: Sequence[Names], products: Sequence[tuple[int, int, int]], extents: Extents) -> list[Names]:
+    placed = [*orders]
     results = [result for _, _, result in products[:-1]]
     for left, right, result in products[:-1]:
         placed[result] = MatrixProduct(placed[left], placed[right], placed[result]).natural

@@ -122,7 +122,8 @@ def read_by_kernel(indices: Sequence[Tensor]) -> list[tuple[int, int, bool | Non
     """
     device, words = indices[0].device, max(LEAST_WORDS, 1 << (3 * len(indices)).bit_length())
     # gone while it is used: another thread makes its own, and so does the next call if this one fails half way
-    sums, answer = _survey_memory.pop((device, words), None) or _new_survey_memory(device, words)
+    kept = _survey_memory.pop((device, words), None)
+    sums, answer = _new_survey_memory(device, words) if kept is None else kept
     flats = [index if index.ndim == 1 else index.reshape(-1) for index in indices]
     grids = [min(-(-len(flat) // BLOCK), PROGRAMS) for flat in flats]
     for place, (flat, grid) in enumerate(zip(flats, grids)):

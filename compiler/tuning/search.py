@@ -16,7 +16,7 @@ from functools import cache, cached_property
 from math import exp, log
 from statistics import fmean, pstdev
 
-from ...formats.facts import ConstantTables
+from ...formats.facts import ConstantTables, OwnedRows
 from ...formats.torch_state import uses_tensor_cores
 from ..planning import device_of
 from .cost import NEAR, Cost, floor_milliseconds
@@ -66,8 +66,9 @@ class Search:
 
     @property
     def is_known(self) -> bool:
-        """Whether the model knows all lengths: those of rows that a fact is about it does not."""
-        return self.problem.fact is None or isinstance(self.problem.fact, ConstantTables)
+        """Whether the model knows all lengths: of rows whose groups one program takes, it has the mean."""
+        fact = self.problem.fact
+        return fact is None or isinstance(fact, ConstantTables) or (isinstance(fact, OwnedRows) and fact.is_whole)
 
     @cached_property
     def enough(self) -> float:
@@ -79,7 +80,20 @@ class Search:
         """Return the candidates to build next; `times` has those that were built, None for one that can't run."""
         if self.goal is None or not self.is_known:
             return [at for at in range(len(self.ways)) if at not in times]
-        return next_batch(self.order, self.predicted, times, self.goal, self.enough)
+        batch = next_batch(self.order, self.predicted, times, self.goal, self.enough)
+        return batch if times else [*batch, *self._others(batch)]
+
+    def _others(self, batch: Sequence[int]) -> list[int]:
+        """Return the first candidate of each strategy that a first batch has none of, where rows may differ in length.
+
+        A program that has a long row may take many times what is predicted of a mean one, and so may all like it.
+        """
+        if not isinstance(self.problem.fact, OwnedRows):
+            return []
+        others = {self.ways[at].schedule.strategy: at for at in reversed(self.order)}
+        return [
+            at for strategy, at in others.items() if all(self.ways[of].schedule.strategy != strategy for of in batch)
+        ]
 
 
 def next_batch(

@@ -129,6 +129,30 @@ def test_all_are_timed_on_request_and_where_the_lengths_of_rows_decide(monkeypat
 
 
 @pytest.mark.usefixtures("six_at_first")
+def test_of_groups_by_an_index_few_are_built_and_one_of_each_strategy_whatever_is_predicted(monkeypatch):
+    text = "W[m,F[t],c] += X[Y[P[t],q],c] * D[Z[P[t],q],m]"
+    tensors = {"X": torch.empty(9000, 64), "D": torch.empty(9000, 64)}
+    tensors |= {name: torch.zeros(411, dtype=torch.int64) for name in ("F", "P")}
+    tensors |= {name: torch.zeros(411, 512, dtype=torch.int64) for name in ("Y", "Z")}
+    bound = bind(parse(text), tensors, (64, 27, 64))
+    found = search_of(problem_for(bound, tensors, OwnedRows("F", is_whole=True), frozenset()))
+    strategy = [way.schedule.strategy for way in found.ways]
+    fast, slow = ({of for of in range(len(strategy)) if strategy[of] == name} for name in ("owner", "atomic"))
+    assert fast | slow == {*range(len(strategy))}
+    monkeypatch.setitem(vars(found), "predicted", [1.0 if of in fast else 10.0 for of in range(len(strategy))])
+    first = found.batch({})
+    assert len(first) == 7
+    assert len(slow & {*first}) == 1
+    # one row has nearly all positions: its owner takes as many times the prediction as there are rows
+    times = {of: 50.0 if of in fast else 9.0 for of in first}
+    while batch := found.batch(times):
+        times |= {of: 50.0 if of in fast else 9.0 for of in batch}
+    assert min(times.values()) == 9.0
+    as_predicted = {of: found.predicted[of] for of in first}
+    assert not slow & {*found.batch(as_predicted)}
+
+
+@pytest.mark.usefixtures("six_at_first")
 def test_loops_that_read_tables_are_not_built_beside_code_that_holds_them():
     i, j = torch.arange(99).view(11, 9) % 5, torch.arange(99).view(11, 9) % 7
     tables = {"I": i, "J": j, "V": torch.ones(11, 9)}

@@ -109,7 +109,7 @@ def test_without_the_rules_a_dtensor_is_refused(monkeypatch):
 
     monkeypatch.delitem(functional.sys.modules, "insum_ops.distributed")
     with pytest.raises(OperandError) as caught:
-        functional._refuse_unfit("C[i] += A[i]", {"A": torch.ones(2).as_subclass(DTensor)}, None)
+        functional._refuse_unfit("C[i] += A[i]", {"A": torch.ones(2).as_subclass(DTensor)}, None, RuntimeError())
     assert str(caught.value) == (
         "A is a DTensor; write `import insum_ops.distributed`, which knows how statements are split\n"
         "    C[i] += A[i]\n            ^"

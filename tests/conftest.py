@@ -97,12 +97,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     elif not IS_THOROUGH:
         items[:] = _thinned(items)
     for item in items:
-        marks = [name for name in ("kernels", "every_route") if item.get_closest_marker(name)]
+        marks = [mark.name for mark in item.iter_markers() if mark.name in ("kernels", "every_route")]  # nearest first
         if marks and f"mark.{marks[0]}" not in _text(item.path):
             raise pytest.UsageError(
                 f"{item.nodeid}: write pytest.mark.{marks[0]} in that file, where the Makefile looks"
             )
-        if marks == ["kernels"] and not IS_INTERPRETED and not DEVICE.startswith("cuda"):
+        if marks[:1] == ["kernels"] and not IS_INTERPRETED and not DEVICE.startswith("cuda"):
             item.add_marker(pytest.mark.skip(reason="needs kernels: TRITON_INTERPRET=1, or a GPU"))
 
 

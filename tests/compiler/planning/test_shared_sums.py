@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 import torch
 from problems import APPLICATIONS, GROUP_SPMM, positions, problem, values
@@ -85,6 +87,29 @@ def test_the_owner_of_a_row_may_add_up_outer_products() -> None:
     assert (outer.names("tile"), outer.names("segment")) == (("u", "w"), ("t",))
     both = problem(expr.replace("X[b,P[t],u]", "X[b,u,w]"), {**tensors, "X": values(50, 31, 35)}, (50, 7, 31, 35), fact)
     assert not any(way.adds_outer_products for way in schedules(both.bound, both.strides, "owner", both.fact))
+
+
+def tiles_of_outer_products(
+    expr: str, sizes: Mapping[str, int], fact: OwnedRows, strategy: str = "owner"
+) -> list[tuple[str, ...]]:
+    tensors = {"F": positions(24), "P": positions(24), "X": values(50, 24, *[sizes[name] for name in "uv"])}
+    tensors["D"] = values(50, 24, sizes["w"])
+    own = problem(expr, tensors, (sizes["u"], 50, sizes["v"], 7, sizes["w"]), fact)
+    ways = schedules(own.bound, own.strides, strategy, own.fact)
+    return [way.names("tile") for way in ways if way.adds_outer_products]
+
+
+def test_outer_products_are_over_the_longest_axis_and_of_sums_whose_rows_one_program_has() -> None:
+    expr, whole = "W[u,b,v,F[t],w] += X[b,P[t],u,v] * D[b,P[t],w]", OwnedRows("F", is_whole=True)
+    assert tiles_of_outer_products(expr, {"u": 9, "v": 5, "w": 35}, whole) == [("u", "w")]
+    assert tiles_of_outer_products(expr, {"u": 5, "v": 9, "w": 35}, whole) == [("v", "w")]
+    assert tiles_of_outer_products(expr, {"u": 4, "v": 3, "w": 35}, whole) == [("u", "w")]
+    assert tiles_of_outer_products(expr, {"u": 3, "v": 3, "w": 35}, whole) == []
+    for is_packed, expected in ((False, [("u", "w")]), (True, [])):
+        pieces = OwnedRows("F", cut=32, is_packed=is_packed)
+        assert tiles_of_outer_products(expr, {"u": 9, "v": 5, "w": 35}, pieces, "store-or-atomic") == expected
+    greatest = expr.replace("+=", "= max(") + ")"
+    assert tiles_of_outer_products(greatest, {"u": 9, "v": 5, "w": 35}, whole) == []
 
 
 def test_rows_with_many_entries_take_several_at_once() -> None:

@@ -107,6 +107,7 @@ def laid_out(orders: Sequence[Names], products: Sequence[tuple[int, int, int]], 
 
 
 def _laid_out(orders: Sequence[Names], products: Sequence[tuple[int, int, int]], extents: Extents) -> list[Names]:
+    """Return what `laid_out` does, of lengths that are numbers, searched for anew."""
     placed = [*orders]
     results = [result for _, _, result in products[:-1]]
     for left, right, result in products[:-1]:

@@ -32,7 +32,7 @@ __all__ = [
     "unrolled_schedule",
 ]
 
-LEAST_OUTER = 4  # results of a tile that share what is loaded of a factor
+LEAST_OUTER = 4  # results of a tile that share what is loaded of a factor; not measured
 DEEP_EXTENT = 8  # a loop this long is worth taking several summands at once
 # A sum is shared by several programs where tiles of this size would leave multiprocessors without one. Its longest loop
 # has then four turns at least for each of two programs, of the deepest tiles that are tried; estimated, not measured.

@@ -6,7 +6,7 @@ A file imports only from those above it.
     calls         what a call of a statement depends on, read off its arguments
     enqueue       a loaded kernel to a function that puts it on the current stream
     recording     one run of a function, noted step by step
-    tensor_guard  whether tensors are laid out like others, be it but for lengths, asked in one call
+    tensor_guard  whether tensors are laid out like others, asked in one call that may leave out lengths
     launch        Triton source to a loaded kernel, and its launch
     copies        the sum of copies of an output, as a kernel of its own
     joint         the launch of a kernel with several outputs

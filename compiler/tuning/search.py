@@ -81,9 +81,9 @@ class Search:
         if self.goal is None or not self.is_known:
             return [at for at in range(len(self.ways)) if at not in times]
         batch = next_batch(self.order, self.predicted, times, self.goal, self.enough)
-        return batch if times else [*batch, *self._others(batch)]
+        return batch if times else [*batch, *self._first_of_other_strategies(batch)]
 
-    def _others(self, batch: Sequence[int]) -> list[int]:
+    def _first_of_other_strategies(self, batch: Sequence[int]) -> list[int]:
         """Return the first candidate of each strategy that a first batch has none of, where rows may differ in length.
 
         A program that has a long row may take many times what is predicted of a mean one, and so may all like it.

@@ -13,12 +13,21 @@ from torch import Tensor
 
 from ..compiler import below_autograd, gradients_key, owned, planned, refuse_transforms, replay_first
 from ..formats.torch_state import PLAIN, transforms, uncompiled
+from ..formats.voxels.kernel_map import KernelMap
 from ..formats.voxels.map_operators import reached_again, voxel_library
 from ..formats.voxels.map_parts import cached_map
 from .functional import convolution_gradients, gradient_call, planned_convolution
 from .operators import PLANS, Backward, Over, voxel_convolution, voxel_gradients
 
 __all__: list[str] = []
+
+
+def _cached_map(source: Tensor, target: Tensor, geometry: str, sizes: Sequence[int], side: int) -> KernelMap | None:
+    """Return the map of a call that can run as it is; None if it was not made yet, or a transform is active."""
+    kernel_map = cached_map(source, target, (geometry, tuple(sizes)))  # only of tensors that are plain themselves
+    if kernel_map is None or transforms() is not None:
+        return None
+    return kernel_map.inverse if side else kernel_map
 
 
 def _replayed(
@@ -36,11 +45,9 @@ def _replayed(
     """Return a convolution over a map that was made before: all that a warm call of a compiled graph does."""
     if type(features) not in PLAIN or type(weight) not in PLAIN or not (bias is None or type(bias) in PLAIN):
         return None
-    kernel_map = cached_map(source, target, (geometry, tuple(sizes)))  # only of tensors that are plain themselves
-    if kernel_map is None or transforms() is not None:
+    kernel_map = _cached_map(source, target, geometry, sizes, side)
+    if kernel_map is None:
         return None
-    if side:
-        kernel_map = kernel_map.inverse
     return owned(planned_convolution(features, weight, bias, kernel_map, groups, is_swapped))
 
 
@@ -59,11 +66,9 @@ def _replayed_gradients(
 ) -> list[Tensor] | None:
     if type(dOut) not in PLAIN or type(features) not in PLAIN or type(weight) not in PLAIN:
         return None
-    kernel_map = cached_map(source, target, (geometry, tuple(sizes)))
-    if kernel_map is None or transforms() is not None:
+    kernel_map = _cached_map(source, target, geometry, sizes, side)
+    if kernel_map is None:
         return None
-    if side:
-        kernel_map = kernel_map.inverse
     return _gradients_on(Backward(dOut, features, weight, tuple(wanted), kernel_map, groups, is_swapped))
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from operator import ne
 from typing import Any, NamedTuple
@@ -284,7 +285,7 @@ def _statements(call: _Call) -> Maker | None:
 
 
 def _grouped(call: _Call) -> Maker | None:
-    return (lambda _: _fastest_groups(call)) if call.ways else None
+    return partial(_fastest_groups, call) if call.ways else None
 
 
 def _aligned(call: _Call) -> Maker | None:
@@ -323,16 +324,12 @@ def _untimed(call: _Call) -> Maker:
     return _kernel(call) or ROUTES[best](call) or call.kernel  # one of the first two always is
 
 
-def _fastest_groups(call: _Call) -> GroupedRunner:
+def _fastest_groups(call: _Call, ms: float) -> GroupedRunner:
     """Return the runner of the fastest way to group a statement's products by an index tensor."""
-    runners = {str(way): GroupedRunner(call.statement, way, call.kernel_of) for way in call.ways}
-    if len(runners) == 1 or not call.may_be_timed:
-        return runners[str(max(call.ways, key=lambda way: way.gain))]
-    return runners[_timed(call, {name: _made(runner) for name, runner in runners.items()}, None, "groups of")]
-
-
-def _made(runner: Runner) -> Maker:
-    return lambda _: runner
+    makers = {str(way): partial(GroupedRunner, call.statement, way, call.kernel_of) for way in call.ways}
+    if len(makers) == 1 or not call.may_be_timed:
+        return makers[str(max(call.ways, key=lambda way: way.gain))](ms)
+    return makers[_timed(call, makers, None, "groups of")](ms)
 
 
 def _in_turn(statement: PreparedStatement, parts: Split, run: Callable[..., Any]) -> Runner:

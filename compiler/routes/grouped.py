@@ -29,11 +29,15 @@ def by_kernel(
     tensors: list[Tensor],
     fact: Fact | None = None,
     wants_winners: bool = False,
+    ms: float = 0.0,
 ) -> Result:
-    """Return the value of a statement as one kernel, whose runner is kept; `kernel` returns it for new layouts."""
+    """Return the value of a statement as one kernel, whose runner is kept; `kernel` returns it for new layouts.
+
+    It need not try many if another way takes so many milliseconds that none can take fewer.
+    """
     statement = prepare(text, ",".join(names), size, tensors, fact, wants_winners)
     variant = statement.variant(tensors)
-    return statement.runner(variant, lambda: kernel(statement, variant, tensors, fact, 0.0))(tensors, fact)
+    return statement.runner(variant, lambda: kernel(statement, variant, tensors, fact, ms))(tensors, fact)
 
 
 def groupings_of(statement: PreparedStatement, tensors: list[Tensor], fact: Fact | None = None) -> tuple[Grouping, ...]:
@@ -56,11 +60,15 @@ def groupings_of(statement: PreparedStatement, tensors: list[Tensor], fact: Fact
 
 @dataclass(eq=False)
 class GroupedRunner:
-    """Evaluates a statement over tiles of equal index; `kernel` returns the runner of one as one kernel."""
+    """Evaluates a statement over tiles of equal index; `kernel` returns the runner of one as one kernel.
+
+    Another way to evaluate it takes `ms` milliseconds, 0 if none was timed.
+    """
 
     statement: PreparedStatement
     way: Grouping
     kernel: Kernel
+    ms: float = 0.0
     text: str = field(init=False)
     names: tuple[str, ...] = field(init=False)
 
@@ -90,7 +98,7 @@ class GroupedRunner:
         passed = [named[name] for name in self.names]
         grouped_fact = self._fact(tables) if fact is None else fact
         size, wants_winners = self.statement.bound.size, self.statement.wants_winners
-        return by_kernel(self.kernel, self.text, self.names, size, passed, grouped_fact, wants_winners)
+        return by_kernel(self.kernel, self.text, self.names, size, passed, grouped_fact, wants_winners, self.ms)
 
     def _fact(self, tables: GroupTables) -> Fact | None:
         """Return what the tables say about rows of the output, and in what order the products come."""

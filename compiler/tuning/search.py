@@ -28,6 +28,10 @@ BUILDERS = 8  # threads that compile at once; Triton's passes release the interp
 # Kernels of the first batch. Of 22 statements of the suite at odd sizes the best of the first six by prediction took at
 # most 1.02 times the best of all, of the first four 1.16 times (one H200, `python -m bench rank --seed 9`).
 FIRST = 6
+# Times what another way takes, from which least prediction on it seems lost, and so many kernels say whether it is. The
+# least prediction was over 3 times the best measured one in 20 of 556 searches of the suite, of convolutions and of
+# their gradients (one H200); groupings of a weight's gradient that lose take 3 to 4 times the best one.
+UNLIKELY, PROBES = 3.0, 2
 # Times the least prediction, from which on a candidate waits until another was measured: loops that read constant
 # tables are predicted to take 4 to 40 times as long as code that holds them.
 FAR = 4.0
@@ -111,7 +115,9 @@ def next_batch(
     timed = {at: ms for at, ms in times.items() if ms is not None}
     rest = [at for at in order if at not in times]
     near = FAR * min([predicted[at] for at in order if at in timed or at in rest], default=0.0)
-    more = [at for at in rest if predicted[at] <= near][: max(0, FIRST - len(timed))]
+    least = min([predicted[at] for at in order], default=0.0)
+    first = PROBES if 0 < goal * UNLIKELY < least else FIRST
+    more = [at for at in rest if predicted[at] <= near][: max(0, first - len(timed))]
     if not timed:
         return more
     best = min([*timed.values(), *([goal] if goal else [])])

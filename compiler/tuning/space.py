@@ -36,7 +36,8 @@ from .traits import LONG_TILE, TENSOR_CORE_SIDE, Traits, fitting, gathers_rows, 
 __all__ = ["configs", "run_lengths", "spread"]
 
 BUSY = 4  # programs for each multiprocessor, so that none waits for the last; an estimate, not measured
-# Turns of a loop for each program that shares it, so that atomic additions stay the smaller part; an estimate too.
+# Turns of a loop, if it has them, for each program that shares it, so that adding parts stays the smaller part; an
+# estimate too.
 LEAST_TURNS = 4
 MOST_ROWS = 8  # of a program, whose neighbours have as many groups
 SORTED = 6  # configs that are tried with the longest rows first too
@@ -124,8 +125,9 @@ def spread(schedule: Schedule, device: Device) -> tuple[Config, ...]:
     if not schedule.uses_dot and schedule.names("grid"):
         ways = (replace(config, reverse=True) for config in ways)
     if schedule.is_shared:
-        ways = (replace(config, parts=space.parts(config)) for config in ways)
-        ways = (config for config in ways if config.parts > 1)
+        ways = (replace(config, parts=parts) for config in ways for parts in space.numbers_of_parts(config))
+    if schedule.has_copies:
+        ways = (replace(config, copies=config.parts) for config in ways)
     return tuple(dict.fromkeys(ways))
 
 
@@ -321,7 +323,7 @@ class Space:
                     )
             return
         heights = SPREAD_LENGTHS if len(self.schedule.axes) > 1 else (1,)
-        for narrow, wide, warps in product(heights, SPREAD_LENGTHS, SPREAD_WARPS):
+        for narrow, wide, warps in product(heights, SPREAD_LENGTHS, (1, *SPREAD_WARPS)):
             if warps * width <= narrow * wide <= MOST_OF_A_THREAD * warps * width:
                 yield Point(narrow, wide, warps)
 
@@ -443,7 +445,15 @@ class Space:
         tiles = self.tiles(config)
         turns = max(tiles[name] for name in self.schedule.names("loop", "step"))
         busy = BUSY * self.device.wave
-        return max(1, min(power_of_two(busy // self.programs(tiles)), turns // LEAST_TURNS))
+        return max(1, min(power_of_two(busy // self.programs(tiles)), max(turns // LEAST_TURNS, min(turns, 2))))
+
+    def numbers_of_parts(self, config: Config) -> Iterator[int]:
+        """Yield how many programs may share a sum: from two to as many as keep a GPU busy, or have a turn each."""
+        tiles, parts = self.tiles(config), 2
+        turns = max(tiles[name] for name in self.schedule.names("loop", "step"))
+        while parts <= min(turns, BUSY * self.device.wave // self.programs(tiles)):
+            yield parts
+            parts *= 2
 
     def copies(self, config: Config) -> tuple[int, ...]:
         """Return how many copies of the output are tried: one for each part of a sum; two numbers for a scatter."""

@@ -11,22 +11,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from math import prod
+from math import ceil, prod
 
 from ..binding import power_of_two
 from ..codegen import Config
+from ..language import Access
 from ..planning import Device, Schedule, is_varying
 
 __all__ = ["stretch_configs", "stretch_seconds"]
 
 # Elements of a tile along memory: of results, each of which costs a store or an addition, and of summands.
-LEAST_ALONG, MOST_RESULTS, MOST_SUMMANDS = 16, 256, 8192
+LEAST_ALONG, MOST_RESULTS, MOST_SUMMANDS = 4, 256, 8192
 WARPS = (4, 2, 8, 1, 16)
 EACH = (16, 8, 32, 4)  # elements of a tile to a thread: loads on their way, and sums in registers
 SPARE_REGISTERS = 40  # of a thread, beside a tile's elements and their addresses
 SHARES = (1, 2, 4, 8)  # programs of a shared sum, for each multiprocessor
 WIDTHS, LISTED, LISTED_SHARED = 4, 6, 4
 FAR_BETTER = 4.0
+# Turns of a loop whose loads are on their way together, as the compiler unrolls it, and the smaller part of what bytes
+# take and of waiting that is not hidden behind the larger one: estimates.
+UNROLLED, OVERLAP = 4, 0.3
+L2_SPEED = 1.5  # times the bandwidth of memory
 OF_COPIES = 20  # times their bytes: 64 copies of 3,169 sums took an H200 0.0036 ms to add up beside the launch
 
 
@@ -62,11 +67,9 @@ class StretchSpace:
     device: Device
 
     @cached_property
-    def itemsize(self) -> int:
-        """The bytes of an element of the largest factor."""
-        schedule = self.schedule
-        largest = max(schedule.accesses, key=lambda factor: prod(schedule.extents[name] for name in factor.names))
-        return schedule.bound.dtypes[largest.name].itemsize
+    def factors(self) -> tuple[Access, ...]:
+        """The factors that are read, each once."""
+        return tuple(dict.fromkeys(self.schedule.accesses))
 
     def configs(self) -> Iterator[Config]:
         """Yield all tiles that fit the statement, in every number of parts if its sum is shared."""
@@ -118,25 +121,53 @@ class StretchSpace:
         return prod(-(-extents[name] // blocks.get(name, 1)) for name in self.schedule.names("grid", "tile"))
 
     def seconds(self, config: Config) -> float:
-        """Return the estimated time of a config."""
+        """Return the estimated time of a config: what its bytes take, or its waiting, and a part of the other one."""
         schedule, device, blocks = self.schedule, self.device, dict(config.blocks)
-        extents, processors = schedule.extents, device.multiprocessors
         threads = config.num_warps * device.warp_width
-        each = prod(blocks.values()) / threads
-        at_once = device.resident(threads, 2 * each + SPARE_REGISTERS)
+        at_once = device.resident(threads, 2 * prod(blocks.values()) / threads + SPARE_REGISTERS)
         programs = self.programs(blocks) * config.parts
-        running = min(programs, at_once * processors)
-        useful = prod(extents[name] / (-(-extents[name] // block) * block) for name, block in config.blocks)
-        flight = running * prod(blocks.values()) * useful * self.itemsize
-        rate = min(device.bandwidth, flight / device.busy_latency, min(programs, processors) * device.read_rate)
-        names = schedule.names("grid", "tile", "loop", "step")
-        total = prod(extents[name] for name in names) * self.itemsize
-        row = blocks[schedule.along] * self.itemsize
-        uneven = -(-programs // processors) * processors / programs
-        wasted = (1 + device.sector_bytes / row / 2) * (1 + (uneven - 1) / 2) * (1 + (1 / useful - 1) / 2)
-        turns = self.turns(blocks)  # of which each part has as many as the first, or is not there
-        wasted *= -(-turns // config.parts) * config.parts / turns
-        return total / rate * wasted + self.seconds_of_parts(config)
+        processors = device.multiprocessors
+        uneven = ceil(programs / processors) * processors / programs
+        distinct = sum(self.bytes_of(factor, schedule.extents) for factor in self.factors)
+        if blocks[schedule.along] < schedule.extents[schedule.along]:
+            row = blocks[schedule.along] * max(schedule.bound.dtypes[factor.name].itemsize for factor in self.factors)
+            distinct *= 1 + device.sector_bytes / row / 2  # memory gives less of its bandwidth to short rows
+        loaded = sum(self.loaded_of(factor, config) for factor in self.factors)
+        moved = max(distinct / device.bandwidth, loaded / (L2_SPEED * device.bandwidth)) * (1 + (uneven - 1) / 2)
+        moved = max(moved, loaded / programs * ceil(programs / processors) / device.read_rate)
+        turns = prod(self.count(name, blocks) for name in schedule.names("loop", "step"))
+        waves = ceil(programs / (processors * at_once))
+        waiting = waves * device.latency * (1 + ceil(turns / config.parts) / UNROLLED)
+        return max(moved, waiting) + OVERLAP * min(moved, waiting) + self.seconds_of_parts(config)
+
+    def count(self, name: str, blocks: Mapping[str, int]) -> int:
+        """Return how many blocks a name has."""
+        return ceil(self.schedule.extents[name] / blocks.get(name, 1))
+
+    def loaded_of(self, factor: Access, config: Config) -> float:
+        """Return the bytes that all programs load of a factor: a tile, in each turn that has another one."""
+        schedule, blocks = self.schedule, dict(config.blocks)
+        turns = [self.count(name, blocks) for name in schedule.names("loop", "step") if self.varies(factor, name)]
+        for flat in schedule.flats:  # as long along its names as the last of them are whole
+            rest = blocks[flat.name]
+            for part in reversed(flat.parts):
+                extent = max(schedule.extents[part], 1)
+                blocks[part], rest = min(rest, extent), ceil(rest / extent)
+        lengths = {name: min(block, schedule.extents[name]) for name, block in blocks.items()}
+        return self.programs(dict(config.blocks)) * prod(turns) * self.bytes_of(factor, lengths)
+
+    def varies(self, factor: Access, name: str) -> bool:
+        return not {*self.schedule.parts_of(name)}.isdisjoint(factor.names)
+
+    def bytes_of(self, factor: Access, lengths: Mapping[str, int]) -> float:
+        """Return the bytes of a part of a factor that is so long along each name, in whole sectors along memory."""
+        itemsize, sector = self.schedule.bound.dtypes[factor.name].itemsize, self.device.sector_bytes
+        names = {*factor.names}
+        along = names & {*self.schedule.parts_of(self.schedule.along)}
+        rows, row = (prod(lengths.get(name, 1) for name in part) for part in (names - along, along))
+        if all(lengths.get(name, 1) >= self.schedule.extents[name] for name in along):
+            return float(rows * row * itemsize)  # whole rows, one after another
+        return rows * (ceil(row * itemsize / sector) + 0.5) * sector
 
     def seconds_of_parts(self, config: Config) -> float:
         """Return what the sums of parts take: a kernel of their own, or a memset and additions; a conversion."""

@@ -42,8 +42,9 @@ def test_programs_share_sums_where_results_are_few() -> None:
     expr = "dW[u,w] += T[b,u] * dZ[b,w]"
     tensors = {"T": values(50_000, 64), "dZ": values(50_000, 64)}
     own = problem(expr, tensors)
-    shared, alone = schedules(own.bound, own.strides, "store")
+    shared, copies, alone = schedules(own.bound, own.strides, "store")
     assert (shared.strategy, shared.is_shared) == ("atomic", True)
+    assert (copies.strategy, copies.is_shared, copies.has_copies) == ("store", True, True)
     assert (alone.strategy, alone.is_shared) == ("store", False)
     assert shared.roles == alone.roles
     assert str(shared).startswith("scatter: atomic, product: tl.dot, sums shared by programs\n")
@@ -54,13 +55,14 @@ def test_programs_share_sums_where_results_are_few() -> None:
     assert [(way.strategy, way.has_copies) for way in strict_ways] == [("store", True), ("store", False)]
     many = problem(expr, {"T": values(50_000, 1024), "dZ": values(50_000, 1024)})
     assert [way.is_shared for way in schedules(many.bound, many.strides, "store")] == [False]
-    short = problem(expr, {"T": values(1000, 64), "dZ": values(1000, 64)})
-    assert [way.is_shared for way in schedules(short.bound, short.strides, "store")] == [False]
+    for length, kinds in ((1000, [False, True, True]), (256, [False, True, True]), (255, [False])):
+        short = problem(expr, {"T": values(length, 64), "dZ": values(length, 64)})
+        assert [way.is_shared for way in schedules(short.bound, short.strides, "store")] == kinds
 
 
 def test_programs_share_a_sum_over_several_names_none_of_which_is_long() -> None:
     expr = "M[i,r] += X[i,j,k] * B[j,r] * C[k,r]"
-    for lengths, is_shared in (((149, 135), True), ((4, 135), False), ((40, 20), False)):
+    for lengths, is_shared in (((149, 135), True), ((4, 50), False), ((12, 20), False)):
         j, k = lengths
         own = problem(expr, {"X": values(89, j, k), "B": values(j, 9), "C": values(k, 9)})
         assert any(way.is_shared for way in schedules(own.bound, own.strides, "store")) == is_shared

@@ -471,17 +471,32 @@ SHARED = [
 @pytest.mark.parametrize(("use_dot", "dtype"), [(True, torch.float16), (True, torch.float32), (False, torch.float32)])
 @pytest.mark.parametrize(("make", "strategy"), SHARED, ids=lambda x: getattr(x, "__name__", x))
 def test_programs_may_share_a_sum(make, strategy, dtype, use_dot, parts, monkeypatch):
-    """Some parts are longer than others, and some may be empty."""
-    monkeypatch.setattr(rules, "SHARED_LOOP", 2)
+    """Some parts are longer than others, and some may be empty; they meet in memory, or have a copy of the output."""
+    for loop in ("SHARED_LOOP", "SHORT_SHARED_LOOP"):
+        monkeypatch.setattr(rules, loop, 2)
     own, tensors, fact = problem_of(make, dtype, FLAGS, 17)
-    way = schedules(own.bound, own.strides, strategy, own.fact, use_dot=use_dot)[0]
-    assert way.is_shared
-    sizes = tuple((axis, 16 if way.uses_dot else 2) for axis in way.axes)
-    result = own.launcher(Candidate(way, Config(sizes, 1, 1, parts=parts)))(list(tensors.values()), fact)
-    assert result.dtype == dtype
     magnitudes = {n: t.abs() if t.is_floating_point() else t for n, t in tensors.items()}
     terms = math.prod(own.bound.extents[name] for name in own.bound.statement.names)
     limit = bound(dtype, expected(own.bound, magnitudes).cpu(), terms, len(tensors))
+    shared = [way for way in schedules(own.bound, own.strides, strategy, own.fact, use_dot=use_dot) if way.is_shared]
+    assert shared
+    for way in shared:
+        sizes = tuple((axis, 16 if way.uses_dot else 2) for axis in way.axes)
+        config = Config(sizes, 1, 1, parts=parts, copies=parts if way.has_copies else 1)
+        given = {name: tensor.clone() for name, tensor in tensors.items()}  # sums may be added to the output in place
+        result = own.launcher(Candidate(way, config))(list(given.values()), fact)
+        assert result.dtype == dtype
+        assert_within(result, expected(own.bound, tensors).cpu(), limit)
+
+
+@pytest.mark.parametrize("parts", [2, 1024])
+def test_copies_are_added_to_what_the_output_starts_from_however_many_they_are(parts):
+    tensors = {"C": draw(1), "A": draw(1, 2 * parts)}
+    own = problem("C[i] += A[i,k]", tensors, flags=FLAGS)
+    way = schedules(own.bound, own.strides, "store")[-1].in_copies()  # of the sum as one program has it
+    config = Config(tuple((axis, 2) for axis in way.axes), 1, 1, parts=parts, copies=parts)
+    result = own.launcher(Candidate(way, config))(list(tensors.values()), None)
+    limit = bound(torch.float32, tensors["A"].abs().sum(1).cpu(), 2 * parts, 2)
     assert_within(result, expected(own.bound, tensors).cpu(), limit)
 
 

@@ -61,7 +61,8 @@ def _strides(bound: Bound) -> dict[str, tuple[int, ...]]:
 def _launcher(bound: Bound) -> Launcher:
     """Return the launcher of a tile as deep as a program has registers for."""
     strides = _strides(bound)
-    ways = schedules(bound, strides, "store", deterministic=True, use_dot=False)
+    # a sum that programs share has copies again, and leaves a seed to those who add them up
+    ways = [way for way in schedules(bound, strides, "store", deterministic=True, use_dot=False) if not way.is_shared]
     schedule = next((way for way in ways if way.names("step")), ways[0])  # several copies at once, unless they are few
     copies, elements = bound.shapes["T"]
     columns = min(power_of_two(elements), COLUMNS)

@@ -307,7 +307,7 @@ def _predicted(problem: Problem, schedule: Schedule, listed: Collection[Config])
     """
     if problem.fact is not None:  # about rows, whose lengths the cost model does not know
         return []
-    if schedule.along or (schedule.has_copies and not schedule.is_shared):  # those listed come from a model of their own
+    if schedule.along or (schedule.has_copies and not schedule.is_shared):  # listed by a model of their own
         return []
     lengths = _lengths(problem, schedule)
     costs = [

@@ -1,8 +1,9 @@
-"""Tiles of long sums that read stretches of memory, ranked by how many bytes they keep in flight.
+"""Tiles of long sums that read stretches of memory, ranked by what they load and how long they wait.
 
-Such a sum takes as long as its bytes do, if enough loads are on their way at any time: the bandwidth times the time of
-one load. The model counts the bytes that the programs which run at once have asked for, what masks and unaligned rows
-waste, and what sharing a sum costs: a memset or a second kernel, and the additions of all parts.
+Such a sum takes as long as its bytes do, if enough loads are on their way at any time. The model counts the bytes of
+all factors, once from memory and from the cache as often as tiles load them, in whole sectors; the turns in which a
+program waits; that some multiprocessors have one program more than others; and what sharing a sum costs: a memset or a
+second kernel, and the additions of all parts.
 """
 
 from __future__ import annotations
@@ -122,23 +123,30 @@ class StretchSpace:
 
     def seconds(self, config: Config) -> float:
         """Return the estimated time of a config: what its bytes take, or its waiting, and a part of the other one."""
+        moving, waiting = self.moving(config), self.waiting(config)
+        return max(moving, waiting) + OVERLAP * min(moving, waiting) + self.seconds_of_parts(config)
+
+    def moving(self, config: Config) -> float:
+        """Return what the bytes take: each once from memory, all that is loaded from the cache."""
         schedule, device, blocks = self.schedule, self.device, dict(config.blocks)
-        threads = config.num_warps * device.warp_width
-        at_once = device.resident(threads, 2 * prod(blocks.values()) / threads + SPARE_REGISTERS)
-        programs = self.programs(blocks) * config.parts
-        processors = device.multiprocessors
-        uneven = ceil(programs / processors) * processors / programs
+        programs, processors = self.programs(blocks) * config.parts, device.multiprocessors
+        most = ceil(programs / processors)
+        uneven = most * processors / programs
         distinct = sum(self.bytes_of(factor, schedule.extents) for factor in self.factors)
         if blocks[schedule.along] < schedule.extents[schedule.along]:
             row = blocks[schedule.along] * max(schedule.bound.dtypes[factor.name].itemsize for factor in self.factors)
             distinct *= 1 + device.sector_bytes / row / 2  # memory gives less of its bandwidth to short rows
         loaded = sum(self.loaded_of(factor, config) for factor in self.factors)
-        moved = max(distinct / device.bandwidth, loaded / (L2_SPEED * device.bandwidth)) * (1 + (uneven - 1) / 2)
-        moved = max(moved, loaded / programs * ceil(programs / processors) / device.read_rate)
-        turns = prod(self.count(name, blocks) for name in schedule.names("loop", "step"))
-        waves = ceil(programs / (processors * at_once))
-        waiting = waves * device.latency * (1 + ceil(turns / config.parts) / UNROLLED)
-        return max(moved, waiting) + OVERLAP * min(moved, waiting) + self.seconds_of_parts(config)
+        moved = max(distinct / device.bandwidth, loaded / (L2_SPEED * device.bandwidth))
+        return max(moved * (1 + (uneven - 1) / 2), most * loaded / programs / device.read_rate)
+
+    def waiting(self, config: Config) -> float:
+        """Return how long programs wait for what they load, those that run at once together."""
+        device, blocks, threads = self.device, dict(config.blocks), config.num_warps * self.device.warp_width
+        at_once = device.resident(threads, 2 * prod(blocks.values()) / threads + SPARE_REGISTERS)
+        waves = ceil(self.programs(blocks) * config.parts / (device.multiprocessors * at_once))
+        turns = prod(self.count(name, blocks) for name in self.schedule.names("loop", "step"))
+        return waves * device.latency * (1 + ceil(turns / config.parts) / UNROLLED)
 
     def count(self, name: str, blocks: Mapping[str, int]) -> int:
         """Return how many blocks a name has."""

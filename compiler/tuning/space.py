@@ -39,6 +39,7 @@ BUSY = 4  # programs for each multiprocessor, so that none waits for the last; a
 # Turns of a loop, if it has them, for each program that shares it, so that adding parts stays the smaller part; an
 # estimate too.
 LEAST_TURNS = 4
+FEWER_PARTS = (1, 2, 4)  # times as many programs as would do, where each has one turn
 MOST_ROWS = 8  # of a program, whose neighbours have as many groups
 SORTED = 6  # configs that are tried with the longest rows first too
 FORWARD = 3  # configs without a dot that are tried with grid positions one after another too
@@ -448,12 +449,11 @@ class Space:
         return max(1, min(power_of_two(busy // self.programs(tiles)), max(turns // LEAST_TURNS, min(turns, 2))))
 
     def numbers_of_parts(self, config: Config) -> Iterator[int]:
-        """Yield how many programs may share a sum: from two to as many as keep a GPU busy, or have a turn each."""
-        tiles, parts = self.tiles(config), 2
+        """Yield how many programs may share a sum: as many as keep a GPU busy or have a turn each, or fewer."""
+        tiles = self.tiles(config)
         turns = max(tiles[name] for name in self.schedule.names("loop", "step"))
-        while parts <= min(turns, BUSY * self.device.wave // self.programs(tiles)):
-            yield parts
-            parts *= 2
+        most = power_of_two(max(1, min(turns, BUSY * self.device.wave // self.programs(tiles))))
+        yield from (most // fewer for fewer in FEWER_PARTS if most // fewer > 1)
 
     def copies(self, config: Config) -> tuple[int, ...]:
         """Return how many copies of the output are tried: one for each part of a sum; two numbers for a scatter."""

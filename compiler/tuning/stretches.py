@@ -8,15 +8,15 @@ second kernel, and the additions of all parts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import product
 from math import ceil, prod
+from typing import NamedTuple
 
 from ..binding import power_of_two
 from ..codegen import Config
-from ..language import Access
 from ..planning import Device, Schedule, is_varying
 
 __all__ = ["stretch_configs", "stretch_seconds"]
@@ -60,6 +60,15 @@ def stretch_seconds(schedule: Schedule, config: Config, device: Device) -> float
     return StretchSpace(schedule, device).seconds(config)
 
 
+class _Read(NamedTuple):
+    """A factor: the bytes of an element, its index names, those along memory apart, and the loops that it varies in."""
+
+    itemsize: int
+    others: tuple[str, ...]
+    along: tuple[str, ...]
+    loops: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class StretchSpace:
     """All configs of a schedule whose sum reads stretches of memory, on a device."""
@@ -68,9 +77,20 @@ class StretchSpace:
     device: Device
 
     @cached_property
-    def factors(self) -> tuple[Access, ...]:
-        """The factors that are read, each once."""
-        return tuple(dict.fromkeys(self.schedule.accesses))
+    def reads(self) -> tuple[_Read, ...]:
+        """What is read, each factor once."""
+        schedule = self.schedule
+        along, loops = {*schedule.parts_of(schedule.along)}, schedule.names("loop", "step")
+        return tuple(
+            _Read(
+                schedule.bound.dtypes[factor.name].itemsize,
+                tuple(names - along),
+                tuple(names & along),
+                tuple(loop for loop in loops if not names.isdisjoint(schedule.parts_of(loop))),
+            )
+            for factor in dict.fromkeys(schedule.accesses)
+            for names in [{*factor.names}]
+        )
 
     def configs(self) -> Iterator[Config]:
         """Yield all tiles that fit the statement, in every number of parts if its sum is shared."""
@@ -128,15 +148,15 @@ class StretchSpace:
 
     def moving(self, config: Config) -> float:
         """Return what the bytes take: each once from memory, all that is loaded from the cache."""
-        schedule, device, blocks = self.schedule, self.device, dict(config.blocks)
+        device, blocks = self.device, dict(config.blocks)
         programs, processors = self.programs(blocks) * config.parts, device.multiprocessors
         most = ceil(programs / processors)
         uneven = most * processors / programs
-        distinct = sum(self.bytes_of(factor, schedule.extents) for factor in self.factors)
-        if blocks[schedule.along] < schedule.extents[schedule.along]:
-            row = blocks[schedule.along] * max(schedule.bound.dtypes[factor.name].itemsize for factor in self.factors)
+        along, distinct = self.schedule.along, self.distinct
+        if blocks[along] < self.schedule.extents[along]:
+            row = blocks[along] * max(read.itemsize for read in self.reads)
             distinct *= 1 + device.sector_bytes / row / 2  # memory gives less of its bandwidth to short rows
-        loaded = sum(self.loaded_of(factor, config) for factor in self.factors)
+        loaded = self.loaded(config.blocks)
         moved = max(distinct / device.bandwidth, loaded / (L2_SPEED * device.bandwidth))
         return max(moved * (1 + (uneven - 1) / 2), most * loaded / programs / device.read_rate)
 
@@ -152,30 +172,36 @@ class StretchSpace:
         """Return how many blocks a name has."""
         return ceil(self.schedule.extents[name] / blocks.get(name, 1))
 
-    def loaded_of(self, factor: Access, config: Config) -> float:
-        """Return the bytes that all programs load of a factor: a tile, in each turn that has another one."""
-        schedule, blocks = self.schedule, dict(config.blocks)
-        turns = [self.count(name, blocks) for name in schedule.names("loop", "step") if self.varies(factor, name)]
+    @cached_property
+    def distinct(self) -> float:
+        """The bytes of all factors."""
+        return sum(self.bytes_of(read, self.schedule.extents) for read in self.reads)
+
+    @cached_property
+    def loaded(self) -> Callable[[tuple[tuple[str, int], ...]], float]:
+        """The bytes that all programs load with such blocks: of a factor a tile in each turn that has another one."""
+        return cache(self._loaded)
+
+    def _loaded(self, blocks: tuple[tuple[str, int], ...]) -> float:
+        schedule, lengths = self.schedule, dict(blocks)
         for flat in schedule.flats:  # as long along its names as the last of them are whole
-            rest = blocks[flat.name]
+            rest = lengths[flat.name]
             for part in reversed(flat.parts):
                 extent = max(schedule.extents[part], 1)
-                blocks[part], rest = min(rest, extent), ceil(rest / extent)
-        lengths = {name: min(block, schedule.extents[name]) for name, block in blocks.items()}
-        return self.programs(dict(config.blocks)) * prod(turns) * self.bytes_of(factor, lengths)
+                lengths[part], rest = min(rest, extent), ceil(rest / extent)
+        lengths = {name: min(length, schedule.extents[name]) for name, length in lengths.items()}
+        counts = {name: self.count(name, dict(blocks)) for name in schedule.names("loop", "step")}
+        return self.programs(dict(blocks)) * sum(
+            prod(counts[loop] for loop in read.loops) * self.bytes_of(read, lengths) for read in self.reads
+        )
 
-    def varies(self, factor: Access, name: str) -> bool:
-        return not {*self.schedule.parts_of(name)}.isdisjoint(factor.names)
-
-    def bytes_of(self, factor: Access, lengths: Mapping[str, int]) -> float:
+    def bytes_of(self, read: _Read, lengths: Mapping[str, int]) -> float:
         """Return the bytes of a part of a factor that is so long along each name, in whole sectors along memory."""
-        itemsize, sector = self.schedule.bound.dtypes[factor.name].itemsize, self.device.sector_bytes
-        names = {*factor.names}
-        along = names & {*self.schedule.parts_of(self.schedule.along)}
-        rows, row = (prod(lengths.get(name, 1) for name in part) for part in (names - along, along))
-        if all(lengths.get(name, 1) >= self.schedule.extents[name] for name in along):
-            return float(rows * row * itemsize)  # whole rows, one after another
-        return rows * (ceil(row * itemsize / sector) + 0.5) * sector
+        sector = self.device.sector_bytes
+        rows, row = (prod(lengths.get(name, 1) for name in names) for names in (read.others, read.along))
+        if all(lengths.get(name, 1) >= self.schedule.extents[name] for name in read.along):
+            return float(rows * row * read.itemsize)  # whole rows, one after another
+        return rows * (ceil(row * read.itemsize / sector) + 0.5) * sector
 
     def seconds_of_parts(self, config: Config) -> float:
         """Return what the sums of parts take: a kernel of their own, or a memset and additions; a conversion."""

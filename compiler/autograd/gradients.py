@@ -12,7 +12,7 @@ from ...formats.facts import WrittenOnce
 from ...formats.torch_state import asked_once, is_compiling, is_free, is_grad_enabled, is_watched
 from ..binding import Recipe, SparseFormat, recipe_for
 from ..language import Term, parse, tangent_terms, terms, winners
-from ..planning import blocks_side_by_side, device_of, holds_sums
+from ..planning import blocks_side_by_side, device_of, may_share_kernel
 from ..routes import JointCall, has_kernels, prepare, ways_of
 from ..runtime import remember_range
 from .operators import run_plain, run_several
@@ -143,7 +143,7 @@ def joint_gradients(
             ((derived, grad_name, others),) = parts
             size, tensors = tuple(operands[name].shape), [grad_output, *[operands[key] for key in others]]
             call = JointCall(derived, ",".join([grad_name, *others]), size, tensors)
-            if not by_kernels or holds_sums(prepare(*call).bound):
+            if not by_kernels or may_share_kernel(prepare(*call).bound):
                 calls[name] = call
     if len(calls) < 2:
         return {}

@@ -24,7 +24,7 @@ from .constant_tables import line_of_access, number_at
 from .contraction import SHORT, Dot, Leaf, Node, Product, Sum, dots, leaves, multiply
 from .device import DEVICES, H200, Device, described_as, device_of, line_of
 from .grouping import Grouping, groupings, number_of_tiles
-from .joint import holds_sums, in_turns, joint_schedules
+from .joint import holds_sums, in_turns, joint_schedules, may_share_kernel
 from .movement import VECTOR_BYTES, WARP_ROW, block_along
 from .relayout import Split
 from .rules import LARGEST_TILE, LEAST_TILE, MOST_ENTRIES, other_schedules, schedules
@@ -76,6 +76,7 @@ __all__ = [
     "line_of",
     "line_of_access",
     "may_be_listed",
+    "may_share_kernel",
     "multiply",
     "number_at",
     "number_of_tiles",

@@ -2,9 +2,11 @@
 
 The gradients of a statement are such: a factor and the output trade places, so that all of them run over the same index
 names and read the same tensors. Every program takes some values of the names that are in every output, and all values
-of the names that some statement sums over, so that each sum is complete where it is stored. What is scattered is added
-atomically, as it would be by a kernel of its own. Over constant tables a program may take several values of the longest
-name in turn, and hold the sums of a scatter by a sorted index until the position changes.
+of the names that some statement sums over, so that each sum is complete where it is stored. Where several statements
+read a factor that has all names, which is most of what there is to read, a program takes parts of names that are too
+long for that, and adds what it sums to the output atomically. So is added what is scattered, as it would be by a kernel
+of its own. Over constant tables a program may take several values of the longest name in turn, and hold the sums of a
+scatter by a sorted index until the position changes.
 """
 
 from __future__ import annotations
@@ -16,14 +18,14 @@ from dataclasses import replace
 
 from ...formats.facts import ConstantTables, Fact
 from ..binding import Bound, power_of_two
-from ..language import Var
+from ..language import Access, Var
 from .contraction import multiply
 from .movement import contiguity
 from .rules import unrolled_schedule
 from .scatter import Start, is_varying, strategies
 from .schedule import Schedule, Strides
 
-__all__ = ["holds_sums", "in_turns", "joint_schedules"]
+__all__ = ["holds_sums", "in_turns", "joint_schedules", "may_share_kernel"]
 
 MOST_SUMMED = 16384  # elements of a tile that is summed whole: 32 of each tensor for a thread of a program of 16 warps
 
@@ -34,14 +36,25 @@ def holds_sums(bound: Bound) -> bool:
     return not any(is_varying(bound, name) for name in summed) and _tile(bound.extents, summed) <= MOST_SUMMED
 
 
+def may_share_kernel(bound: Bound) -> bool:
+    """Whether a statement may be one of several in a kernel: a program holds its sums, or one factor has all names."""
+    return holds_sums(bound) or bool(_whole(bound))
+
+
+def _whole(bound: Bound) -> set[Access]:
+    """Return the factors that have all index names of a statement."""
+    return {access for access in bound.statement.accesses if {*access.names} == {*bound.statement.names}}
+
+
 def joint_schedules(
     bounds: Sequence[Bound], strides: Sequence[Strides], facts: Sequence[Fact | None], deterministic: bool = False
 ) -> tuple[Schedule, ...] | None:
     """Return a schedule for each of several sums, such that one kernel runs them all; None if no kernel does.
 
     In all of them a shared index name has the same role: "step" if one of the sums is over it, else "tile". They have
-    the order of axes in memory, the fastest last. Sums share a kernel if they run over the same names, if none is over
-    the first dimension of a tensor, which may be long, and if a tile holds all that is summed over.
+    the order of axes in memory, the fastest last. Sums share a kernel if they run over the same names, and if a tile
+    holds all that is summed over but for the first dimensions of tensors, which may be long, and for what is too much:
+    of these a program has a part, which it adds to the output, where several read a factor that has all names.
     """
     own = [_alone(*part, deterministic) for part in zip(bounds, strides, facts)]
     parts = [schedule for schedule in own if schedule is not None]
@@ -49,8 +62,16 @@ def joint_schedules(
         return None
     first, names = parts[0], [name for name, role in parts[0].roles.items() if role != "unrolled"]
     summed = [name for name in names if any(name not in part.free for part in parts)]
-    if any(is_varying(first.bound, name) for name in summed) or _tile(first.extents, summed) > MOST_SUMMED:
-        return None
+    in_parts = {name for name in summed if is_varying(first.bound, name)}
+    if _tile(first.extents, [name for name in summed if name not in in_parts]) > MOST_SUMMED:
+        in_parts = {*summed}
+    if in_parts:
+        read = Counter(access for part in parts for access in _whole(part.bound))
+        may_share = all(may_share_kernel(part.bound) and not part.tables for part in parts)
+        if deterministic or not may_share or max(read.values(), default=0) < 2:
+            return None
+        parts = [part if in_parts <= {*part.free} else part.shared() for part in parts]
+        summed = [name for name in summed if name not in in_parts]
     along: Counter[str] = Counter()
     for part, stride, fact in zip(parts, strides, facts):
         along.update(contiguity(Start.of(part.bound, part.strategy, fact), stride))

@@ -16,7 +16,7 @@ from torch import Tensor
 from ...formats.facts import ConstantTables, Fact
 from ...lru_cache import LRUCache
 from ..codegen import Config
-from ..planning import resized
+from ..planning import holds_sums, resized
 from ..reference import Part, joint_program_for, placeholders
 from ..runtime import JointLauncher, on_device, paused
 from ..tuning import (
@@ -149,12 +149,14 @@ def _groups(problems: Sequence[Problem]) -> dict[tuple[int, ...], tuple[int, ...
     """Return which may share a kernel: all statements; all that do not scatter by a sorted index; all that store.
 
     With each group come those of it, by their numbers there, that scatter by a sorted index. A scatter adds up its
-    neighbours of one place, which follow each other then; by itself it may also take them in such an order.
+    neighbours of one place, which follow each other then; by itself it may also take them in such an order. The same
+    groups come without sums that are too long for a program, whose parts many programs would add to a few places.
     """
     everything = tuple(range(len(problems)))
     scatters = {at: own for at in everything if (own := problems[at].bound.statement.output.indirections)}
     in_order = {at for at, own in scatters.items() if all(access.name in problems[at].in_order for access in own)}
-    apart: list[set[int]] = [set(), in_order, {*scatters}]
+    long = {at for at in everything if not holds_sums(problems[at].bound)}
+    apart = [left_out | more for more in (set[int](), long) for left_out in (set[int](), in_order, {*scatters})]
     groups = dict.fromkeys(tuple(at for at in everything if at not in left_out) for left_out in apart)
     return {
         places: tuple(number for number, at in enumerate(places) if at in in_order)

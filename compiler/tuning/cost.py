@@ -272,7 +272,7 @@ class Cost:
     def crowding(self) -> float:
         """Seconds of the additions that meet at one line of memory, which takes one after another."""
         schedule, bound = self.schedule, self.schedule.bound
-        if not schedule.is_atomic or not schedule.output.indirections:
+        if not schedule.is_atomic or not (schedule.output.indirections or schedule.is_shared):
             return 0.0
         sectors = self.sectors(schedule.output, self.strides[""], bound.dtype.itemsize)
         additions = self.programs * self.in_turn * self.additions * sectors

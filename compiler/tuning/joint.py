@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from math import prod
 from typing import TypeVar
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from ..binding import power_of_two
 from ..codegen import Config, Kernel, emit_joint
 from ..language import UnsupportedError
-from ..planning import Schedule, Strides, device_of, in_turns, joint_schedules
+from ..planning import LARGEST_TILE, Schedule, Strides, device_of, in_turns, joint_schedules
 from ..runtime import JointLauncher, joint_launcher
 from .autotune import BUILDERS, host_milliseconds
 from .cost import JointCost
@@ -32,6 +33,9 @@ ELEMENTS = {True: (1, 2), False: (4, 8)}
 # edges of 68 channels took 0.030 ms so and 0.035 with four warps to a row (`python -m bench.products --seed 25`).
 VECTOR = 4
 EACH_OF_A_SUM, MOST_WARPS = 16, 16  # elements for a thread of a sum that is too long for few warps; not measured
+# Where programs add parts of sums: elements along memory, warps, and elements for each thread, so that a tile has far
+# more elements than its sides have results; not measured.
+WIDTHS, WARPS_OF_PARTS, EACH_OF_PARTS = (128, 64, 256), (4, 8), (32, 16)
 
 Item = TypeVar("Item")
 
@@ -64,6 +68,9 @@ class JointProblem:
         A program holds every tile that it has loaded until the last result is stored.
         """
         first = self.schedules[0]
+        if any(schedule.is_shared for schedule in self.schedules):
+            choices = product(WIDTHS, EACH_OF_PARTS, WARPS_OF_PARTS)
+            return tuple(dict.fromkeys(self._config(warps, each, along) for along, each, warps in choices))
         width = device_of(first.bound.device).warp_width
         summed = prod(power_of_two(first.extents[name]) for name in first.names("step"))
         most = min(summed // (EACH_OF_A_SUM * width), MOST_WARPS)
@@ -77,17 +84,17 @@ class JointProblem:
             ways = [turned for config in ways for turned in self._in_turns(config)]
         return tuple(dict.fromkeys(ways))
 
-    def _config(self, warps: int, each: int) -> Config:
+    def _config(self, warps: int, each: int, along: int = LARGEST_TILE) -> Config:
         """Return a config with tiles of so many elements for each thread, or of all that is summed over if it is more.
 
-        A tile holds what is summed over, then what lies side by side in memory.
+        A tile holds what is summed over, then what lies side by side in memory, of one name no more than `along`.
         """
         first = self.schedules[0]
         blocks = {name: power_of_two(first.extents[name]) for name in first.names("step")}
         room = warps * each * device_of(first.bound.device).warp_width // prod(blocks.values())
         for name in reversed(first.names("tile")):
-            blocks[name] = max(1, min(power_of_two(first.extents[name]), room))
-            room //= blocks[name]
+            blocks[name] = max(1, min(power_of_two(first.extents[name]), room, along))
+            room, along = room // blocks[name], LARGEST_TILE
         return Config(tuple((name, blocks[name]) for name in first.names("tile", "step")), warps, 1)
 
     def _in_turns(self, config: Config) -> Iterator[Config]:

@@ -90,7 +90,21 @@ CASES = {
         {"A": (EDGES, 3), "X": (NODES, 3, 4), "C": (3, 4)},
         (NODES, 3, 4),
         lambda T, A, X, U, C: weighted_sum(T, A, X, U) * C,
-        ("A", "X"),
+        ("A", "X", "C"),
+    ),
+    "outer products": Case(
+        "Y[e,c] = A[e] * B[c]",
+        {"A": (EDGES,), "B": (300,)},
+        (EDGES, 300),
+        lambda A, B: A[:, None] * B,
+        ("A", "B"),
+    ),
+    "both sides weighted": Case(
+        "Y[e,c] = D[e] * X[e,c] * W[c]",
+        {"D": (EDGES,), "X": (EDGES, 37), "W": (37,)},
+        (EDGES, 37),
+        lambda D, X, W: D[:, None] * X * W,
+        ("D", "X", "W"),
     ),
     "a matrix to each": Case(
         "Y[e,o] += X[e,i] * W[e,i,o]",
@@ -172,10 +186,12 @@ def test_an_absent_entry_adds_nothing_though_others_are_no_numbers(together, nam
 
 def test_only_the_gradients_that_are_wanted_share_a_kernel(together):
     case = CASES["with a sum over edges"]
-    check(case, case.operands(), ("A", "C"))
+    check(case, case.operands(), ("A",))
     assert not together
-    check(case, case.operands(), ("X", "A"))
-    assert [{*names} for names in outputs(together)] == [{"dX", "dA"}]
+    for wanted in (("A", "C"), ("X", "A")):
+        check(case, case.operands(), wanted)
+        assert {*outputs(together)[-1]} == {f"d{name}" for name in wanted}
+    assert len(together) == 2
 
 
 def test_calls_of_other_lengths_replayed_or_not(together):
@@ -362,10 +378,38 @@ def test_gradients_are_timed_where_there_is_a_gpu(monkeypatch):
     assert len(joint._choices) == 1
 
 
-def test_statements_over_other_names_or_with_long_sums_share_no_kernel():
-    case = CASES["with a sum over edges"]
-    operands = case.operands()
-    whole = Case(case.expr, case.shapes, case.size, case.meaning, ("A", "X", "C"))
-    assert problem_of(calls_of(whole, operands)) is None
-    left = calls_of(CASES["scores"], CASES["scores"].operands())
-    assert problem_of([*left, *calls_of(case, operands)]) is None
+def test_statements_over_other_names_or_with_little_in_common_share_no_kernel():
+    """Long sums do where several read a tensor with all names: not of a product of matrices, nor with a vector."""
+    shared = calls_of(CASES["outer products"], CASES["outer products"].operands())
+    assert problem_of(shared) is not None
+    scores = calls_of(CASES["scores"], CASES["scores"].operands())
+    assert problem_of([*scores, *shared]) is None
+    a, b, out = draw("A", 30, 20), draw("B", 20, 40), draw("dY", 30, 40)
+    product = [("dA[i,k] += dY[i,j] * B[k,j]", {**out, **b}), ("dB[k,j] += dY[i,j] * A[i,k]", {**out, **a})]
+    vector = [
+        ("dA[i,k] += dy[i] * x[k]", draw("dy", 30) | draw("x", 20)),
+        ("dx[k] += dy[i] * A[i,k]", draw("dy", 30) | a),
+    ]
+    for statements, sizes in ((product, [(30, 20), (20, 40)]), (vector, [(30, 20), (20,)])):
+        calls = [
+            JointCall(text, ",".join(tensors), size, [*tensors.values()])
+            for (text, tensors), size in zip(statements, sizes)
+        ]
+        assert problem_of(calls) is None
+
+
+def draw(name: str, *shape: int) -> dict[str, Tensor]:
+    return {name: torch.randn(shape, device=DEVICE)}
+
+
+def test_parts_of_sums_are_added_in_no_order():
+    """So they share no kernel where results are to be the same each time, as those do that a program holds."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        shares = {name: problem_of(calls_of(CASES[name], CASES[name].operands())) is not None for name in CASES}
+        assert [name for name in ("a matrix to each", "a diagonal", "both sides weighted") if shares[name]] == [
+            "a matrix to each",
+            "a diagonal",
+        ]
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -57,6 +57,19 @@ def test_the_first_batch_has_those_that_are_predicted_to_be_fast():
 
 
 @pytest.mark.usefixtures("six_at_first")
+def test_few_say_whether_a_way_is_as_lost_as_it_seems():
+    own = search_of(product_of(1001, 803, 907))
+    least = min(own.predicted)
+    for share, count in ((0.1, 2), (1.0, 6)):
+        found = replace(own, goal=share * least)
+        first = found.batch({})
+        assert len(first) == count
+        assert not found.batch({at: found.predicted[at] for at in first}) or share == 1.0
+    lucky = search.next_batch(own.order, own.predicted, {own.order[0]: 0.05 * own.predicted[own.order[0]]}, 0.1 * least)
+    assert len(lucky) > 1  # far faster than was predicted: then others may win as well
+
+
+@pytest.mark.usefixtures("six_at_first")
 def test_it_is_enough_where_another_route_or_a_kernel_is_near_the_floor():
     found = search_of(product_of(4096, 4096, 4096))
     times = dict.fromkeys(found.batch({}), 0.9 * found.enough)

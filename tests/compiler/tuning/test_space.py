@@ -202,6 +202,14 @@ def test_every_part_of_a_sum_of_a_fixed_length_has_summands() -> None:
     assert parts == {power_of_two(part) for part in parts}
 
 
+def test_rows_of_one_program_share_what_they_read_of_a_vector() -> None:
+    """Where rows are so long that a program could have one alone, which reads the vector as often as there are rows."""
+    for expr, is_shared in (("y[i] += A[i,j] * x[j]", True), ("y[i] += A[i,j] * A[i,j]", False)):
+        own = problem(expr, {"A": values(2317, 3401), **({"x": values(3401)} if is_shared else {})})
+        heights = {way.config.block("i") for way in candidates(own)}
+        assert (1 not in heights) == is_shared
+
+
 def test_a_shared_sum_is_cut_into_as_many_parts_as_keep_a_gpu_busy() -> None:
     def parts(rows: int) -> set[int]:
         own = problem("dW[u,w] += T[b,u] * dZ[b,w]", {"T": values(rows, 64), "dZ": values(rows, 64)})

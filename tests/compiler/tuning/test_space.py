@@ -43,6 +43,25 @@ def test_every_tile_axis_has_a_block_that_triton_accepts(name: str, full: bool) 
             assert config.num_warps == power_of_two(config.num_warps) <= 8
 
 
+@pytest.mark.parametrize(
+    ("expr", "tensors", "strategy"),
+    [
+        ("Y[i,j] = X[i,j]", {"X": values(30, 7)}, "store"),
+        ("Y[k,j,i] = X[i,j,k]", {"X": values(30, 7, 90)}, "store"),
+        ("Y[i] += X[i,i,j]", {"X": values(300, 300, 3)}, "store"),
+        ("Y[G[p],c] += X[p,c]", {"X": values(700, 3), "G": positions(700)}, "atomic"),
+        ("Y[()] += X[()] * X[()]", {"X": values()}, "store"),
+    ],
+)
+def test_a_full_search_of_what_moves_data_has_tiles_of_an_element_at_least(
+    expr: str, tensors: dict[str, torch.Tensor], strategy: str
+) -> None:
+    own = problem(expr, tensors, (90, 3) if strategy == "atomic" else None)
+    for schedule in schedules(own.bound, own.strides, strategy):
+        blocks = [block for config in configs(schedule, full=True) for _, block in config.blocks]
+        assert all(block == power_of_two(block) for block in blocks)
+
+
 @pytest.mark.parametrize("name", APPLICATIONS)
 def test_a_handful_unless_more_are_asked_for(name: str) -> None:
     for schedule in scheduled(name):

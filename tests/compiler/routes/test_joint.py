@@ -369,3 +369,18 @@ def test_statements_over_other_names_or_with_long_sums_share_no_kernel():
     assert problem_of(calls_of(whole, operands)) is None
     left = calls_of(CASES["scores"], CASES["scores"].operands())
     assert problem_of([*left, *calls_of(case, operands)]) is None
+
+
+def test_what_no_kernel_runs_leaves_the_others_together(together):
+    """In deterministic mode there is none that scatters by an index whose order is not known."""
+    A, B, X = (torch.randn(n, 5, device=DEVICE).requires_grad_() for n in (EDGES, EDGES, NODES))
+    U = torch.randint(0, NODES, (EDGES,), device=DEVICE)
+    torch.use_deterministic_algorithms(True)
+    try:
+        got = torch.autograd.grad(insum("Y[e,c] += A[e,c] * B[e,c] * X[U[e],c]", A=A, B=B, X=X, U=U).sum(), (A, B, X))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert outputs(together) == [("dA", "dB")]
+    a, b, x = (tensor.detach().double() for tensor in (A, B, X))
+    for one, reference in zip(got, (b * x[U], a * x[U], added(a * b, U))):
+        assert_matches(one, reference)

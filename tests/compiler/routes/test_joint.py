@@ -106,6 +106,16 @@ CASES = {
         lambda A, B: (A.diagonal(dim1=1, dim2=2) * B).sum(1),
         ("A", "B"),
     ),
+    "a sum that one gradient spreads": Case(
+        "Y[e] += A[e] * X[e,c]", {"A": (EDGES,), "X": (EDGES, 4)}, (EDGES,), lambda A, X: A * X.sum(1), ("A", "X")
+    ),
+    "one over a part of a tile": Case(
+        "Y[e] += A[e] * X[e,c] * W[e,d]",
+        {"A": (EDGES,), "X": (EDGES, 3), "W": (EDGES, 4)},
+        (EDGES,),
+        lambda A, X, W: A * X.sum(1) * W.sum(1),
+        ("A", "X", "W"),
+    ),
     "a row longer than a tile": Case(
         "Y[e,c] += D[e] * X[e,c]",
         {"D": (EDGES,), "X": (EDGES, 4500)},

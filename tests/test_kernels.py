@@ -452,6 +452,17 @@ def test_several_tiles_and_steps_of_multiply_add(make, strategy, blocks):
     run_all(make, strategy, blocks, False, FLAGS)
 
 
+@pytest.mark.parametrize("use_dot", [True, False], ids=["dot", "fma"])
+@pytest.mark.parametrize("block", [16, 64], ids=["steps", "one step"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_what_is_added_to_float64_is_summed_as_float64_whatever_the_factors_are(dtype, block, use_dot):
+    tensors = {"C": draw(9, 7, dtype=torch.float64), "A": draw(9, 40, dtype=dtype), "B": draw(40, 7, dtype=dtype)}
+    own = problem("C[m,n] += A[m,k] * B[k,n]", tensors, flags=FLAGS)
+    for way in schedules(own.bound, own.strides, "store", use_dot=use_dot):
+        config = Config(tuple((axis, block) for axis in way.axes), 1, 1)
+        assert_matches(own.launcher(Candidate(way, config))(list(tensors.values())), expected(own.bound, tensors))
+
+
 def seeded_gradient(dtype, wide):
     tensors = dict(dW=draw(wide, 4, dtype=dtype), T=draw(40, 3, wide, dtype=dtype), dZ=draw(40, 3, 4, dtype=dtype))
     return "dW[u,w] += T[b,i,u] * dZ[b,i,w]", tensors, None, None

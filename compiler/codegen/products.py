@@ -109,11 +109,13 @@ def _dot(scope: Scope, node: Dot, axes: Axes, acc: str = "") -> str:
     if not spec.is_deep(node):
         return _short_dot(spec, node, axes, a, b, acc)
     texts = [spec.tile.operand(a, left_axes), spec.tile.operand(b, right_axes)]
-    dtype = a.dtype if a.dtype == b.dtype and a.dtype in TYPES else None
+    is_double = spec.accumulate == "tl.float64"  # as it is with a seed of float64, whatever the factors are
+    is_exact = a.dtype == b.dtype and a.dtype in TYPES and (a.dtype == torch.float64 or not is_double)
+    dtype = a.dtype if is_exact else None
     if dtype is None:
         texts = [_converted(spec, text, value) for text, value in zip(texts, (a, b))]
     extra = f", {acc}" if acc else ""
-    if spec.accumulate == "tl.float64":
+    if is_double:
         return f"tl.dot({', '.join(texts)}{extra}, out_dtype=tl.float64)"
     if dtype in (None, torch.float32):
         # a product of factors that were half precision is exact to within the rounding of tf32

@@ -82,9 +82,12 @@ class KernelSpec:
 
     @cached_property
     def result_axes(self) -> Axes:
-        """The axes of the tile in which the products of a program are accumulated."""
-        tree = self.schedule.tree
-        axes = self.ordered({*self.schedule.names("tile"), *(tree.axes if tree is not None else ())})
+        """The axes of the tile in which the products of a program are accumulated.
+
+        The output may have one that no factor has, and that another statement of the kernel sums over.
+        """
+        tree, kept = self.schedule.tree, self.kept(self.axes)
+        axes = self.ordered({*self.schedule.names("tile"), *kept, *(tree.axes if tree is not None else ())})
         return axes[::-1] if self.config.swap and len(axes) == 2 else axes
 
     @cached_property

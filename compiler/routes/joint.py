@@ -238,8 +238,11 @@ def _order(ways: Sequence[_Way], predicted: Sequence[float]) -> list[int]:
 def _predicted(
     joints: Mapping[tuple[int, ...], JointProblem], problems: Sequence[Problem], ways: Iterable[_Way]
 ) -> list[float]:
-    """Return the milliseconds that ways are predicted to take, and after them those of a kernel for each statement."""
-    alone = [min(Search(problem, candidates(problem), 0.0).predicted) for problem in problems]
+    """Return the milliseconds that ways are predicted to take, and after them those of a kernel for each statement.
+
+    A statement that no kernel runs counts for nothing: it is evaluated by itself in all of them.
+    """
+    alone = [min(Search(problem, candidates(problem), 0.0).predicted, default=0.0) for problem in problems]
     left = lambda places: sum(ms for at, ms in enumerate(alone) if at not in places)
     together = [joints[places].predicted_milliseconds(config) + left(places) for places, config in ways]
     return [*together, sum(alone)]

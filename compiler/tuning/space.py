@@ -30,7 +30,7 @@ from ..planning import (
 )
 from .footprint import accumulators
 from .measured import Point, measured_points
-from .stretches import stretch_configs
+from .stretches import most_parts, stretch_configs
 from .traits import LONG_TILE, TENSOR_CORE_SIDE, Traits, fitting, gathers_rows, slices, table_axes, traits_of
 
 __all__ = ["configs", "run_lengths", "spread"]
@@ -110,9 +110,10 @@ def configs(schedule: Schedule, full: bool = False, has_order: bool = False) -> 
         ways = space.in_runs(ways)
     if schedule.walks_rows or (schedule.run and not schedule.tables):
         ways = space.with_positions_ahead(ways)
+    ways = chain(listed, ways)
     if schedule.has_copies:
         ways = (replace(config, copies=copies) for config in ways for copies in space.copies(config))
-    return tuple(dict.fromkeys(chain(listed, ways)))
+    return tuple(dict.fromkeys(ways))
 
 
 def spread(schedule: Schedule, device: Device) -> tuple[Config, ...]:
@@ -300,7 +301,8 @@ class Space:
         if schedule.tables:
             return
         if not schedule.uses_dot:
-            points = (Point(height, self.traits.widest, warps) for height, warps in product(GRID_HEIGHTS, GRID_WARPS))
+            sizes, widest = product(GRID_HEIGHTS, GRID_WARPS), self.traits.widest
+            points = (Point(height, widest, warps) for height, warps in sizes) if widest else self.spread_points()
             yield from self.in_program_orders(chain.from_iterable(map(self.place, points)), True)
             return
         rows, *others = schedule.names("tile")
@@ -445,15 +447,21 @@ class Space:
         """Return how many programs share a sum (split-K)."""
         tiles = self.tiles(config)
         turns = max(tiles[name] for name in self.schedule.names("loop", "step"))
-        busy = BUSY * self.device.wave
-        return max(1, min(power_of_two(busy // self.programs(tiles)), max(turns // LEAST_TURNS, min(turns, 2))))
+        most = min(power_of_two(BUSY * self.device.wave // self.programs(tiles)), self.most_parts)
+        return max(1, min(most, max(turns // LEAST_TURNS, min(turns, 2))))
 
     def numbers_of_parts(self, config: Config) -> Iterator[int]:
         """Yield how many programs may share a sum: as many as keep a GPU busy or have a turn each, or fewer."""
         tiles = self.tiles(config)
         turns = max(tiles[name] for name in self.schedule.names("loop", "step"))
-        most = power_of_two(max(1, min(turns, BUSY * self.device.wave // self.programs(tiles))))
+        most = min(turns, BUSY * self.device.wave // self.programs(tiles), self.most_parts)
+        most = power_of_two(most + 1) // 2 if most else 1
         yield from (most // fewer for fewer in FEWER_PARTS if most // fewer > 1)
+
+    @cached_property
+    def most_parts(self) -> int:
+        """How many programs may share a sum at most."""
+        return most_parts(self.schedule, self.device)
 
     def copies(self, config: Config) -> tuple[int, ...]:
         """Return how many copies of the output are tried: one for each part of a sum; two numbers for a scatter."""

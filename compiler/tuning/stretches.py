@@ -19,7 +19,7 @@ from ..binding import power_of_two
 from ..codegen import Config
 from ..planning import Device, Schedule, is_varying
 
-__all__ = ["stretch_configs", "stretch_seconds"]
+__all__ = ["most_parts", "stretch_configs", "stretch_seconds"]
 
 # Elements of a tile along memory: of results, each of which costs a store or an addition, and of summands.
 LEAST_ALONG, MOST_RESULTS, MOST_SUMMANDS = 4, 256, 8192
@@ -27,6 +27,7 @@ WARPS = (4, 2, 8, 1, 16)
 EACH = (16, 8, 32, 4)  # elements of a tile to a thread: loads on their way, and sums in registers
 SPARE_REGISTERS = 40  # of a thread, beside a tile's elements and their addresses
 SHARES = (1, 2, 4, 8)  # programs of a shared sum, for each multiprocessor
+MOST_PARTS = 2**31  # where nothing limits them
 WIDTHS, LISTED, LISTED_SHARED = 4, 6, 4
 FAR_BETTER = 4.0
 # Turns of a loop whose loads are on their way together, as the compiler unrolls it, and the smaller part of what bytes
@@ -53,6 +54,19 @@ def stretch_configs(schedule: Schedule, device: Device) -> tuple[Config, ...]:
     if space.is_better_shared(listed[:1]):
         return tuple(listed[:1])
     return tuple(dict.fromkeys(listed))[: LISTED_SHARED if schedule.is_shared else LISTED]
+
+
+def most_parts(schedule: Schedule, device: Device) -> int:
+    """Return how many programs may share a sum at most: as many as the cache has room for copies of the output.
+
+    The result is a power of two. An output may be far larger than what is written of it, as that of `Y[i,i] += X[i,k]`;
+    lengths count by their power of two, as in tuning keys. Parts that are added to one output take no room.
+    """
+    if not schedule.has_copies:
+        return MOST_PARTS
+    bound = schedule.bound
+    copies = device.l2_bytes // (prod(map(power_of_two, bound.size)) * bound.compute_dtype.itemsize)
+    return power_of_two(copies + 1) // 2 if copies else 1
 
 
 def stretch_seconds(schedule: Schedule, config: Config, device: Device) -> float:
@@ -120,12 +134,17 @@ class StretchSpace:
         blocks = dict(config.blocks)
         turns = self.turns(blocks)
         for share in SHARES:
-            parts = power_of_two(share * self.device.wave // self.programs(blocks))
+            parts = min(power_of_two(share * self.device.wave // self.programs(blocks)), self.most_parts)
             if self.has_fixed_sums:  # as many as have turns to take, if each takes as many as the first
                 parts = -(-turns // -(-turns // min(parts, turns)))
             if 1 < parts <= turns:
                 copies = parts if self.schedule.has_copies else 1
                 yield Config(config.blocks, config.num_warps, config.num_stages, parts=parts, copies=copies)
+
+    @cached_property
+    def most_parts(self) -> int:
+        """How many programs may share a sum at most."""
+        return most_parts(self.schedule, self.device)
 
     def turns(self, blocks: Mapping[str, int]) -> int:
         """Return the turns of the longest loop, which programs may share; 1 without any."""
@@ -205,12 +224,12 @@ class StretchSpace:
 
     def seconds_of_parts(self, config: Config) -> float:
         """Return what the sums of parts take: a kernel of their own, or a memset and additions; a conversion."""
+        bound, device = self.schedule.bound, self.device
+        if config.copies > 1:
+            moved = prod(bound.size) * config.copies * bound.compute_dtype.itemsize / device.bandwidth
+            return device.launch_gap + OF_COPIES * moved
         if config.parts == 1:
             return 0.0
-        schedule, device = self.schedule, self.device
-        results = prod(schedule.extents[name] for name in schedule.free) * config.parts
-        moved = results * schedule.bound.compute_dtype.itemsize / device.bandwidth
-        if config.copies > 1:
-            return device.launch_gap + OF_COPIES * moved
-        is_wide = schedule.bound.dtype.itemsize == 2
-        return (1 + is_wide) * device.launch_gap + 4 * moved
+        results = prod(self.schedule.extents[name] for name in self.schedule.free) * config.parts
+        is_wide = bound.dtype.itemsize == 2
+        return (1 + is_wide) * device.launch_gap + 4 * results * bound.compute_dtype.itemsize / device.bandwidth

@@ -120,6 +120,16 @@ CASES = {
         lambda A, B: (A.diagonal(dim1=1, dim2=2) * B).sum(1),
         ("A", "B"),
     ),
+    "a sum that one gradient spreads": Case(
+        "Y[e] += A[e] * X[e,c]", {"A": (EDGES,), "X": (EDGES, 4)}, (EDGES,), lambda A, X: A * X.sum(1), ("A", "X")
+    ),
+    "one over a part of a tile": Case(
+        "Y[e] += A[e] * X[e,c] * W[e,d]",
+        {"A": (EDGES,), "X": (EDGES, 3), "W": (EDGES, 4)},
+        (EDGES,),
+        lambda A, X, W: A * X.sum(1) * W.sum(1),
+        ("A", "X", "W"),
+    ),
     "a row longer than a tile": Case(
         "Y[e,c] += D[e] * X[e,c]",
         {"D": (EDGES,), "X": (EDGES, 4500)},
@@ -413,3 +423,18 @@ def test_parts_of_sums_are_added_in_no_order():
         ]
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_what_no_kernel_runs_leaves_the_others_together(together):
+    """In deterministic mode there is none that scatters by an index whose order is not known."""
+    A, B, X = (torch.randn(n, 5, device=DEVICE).requires_grad_() for n in (EDGES, EDGES, NODES))
+    U = torch.randint(0, NODES, (EDGES,), device=DEVICE)
+    torch.use_deterministic_algorithms(True)
+    try:
+        got = torch.autograd.grad(insum("Y[e,c] += A[e,c] * B[e,c] * X[U[e],c]", A=A, B=B, X=X, U=U).sum(), (A, B, X))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert outputs(together) == [("dA", "dB")]
+    a, b, x = (tensor.detach().double() for tensor in (A, B, X))
+    for one, reference in zip(got, (b * x[U], a * x[U], added(a * b, U))):
+        assert_matches(one, reference)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from problems import APPLICATIONS, positions, problem, values
 
 from insum_ops.compiler.binding.shape_class import power_of_two
+from insum_ops.compiler.planning.device import A10, H200, MI300X, Device, described_as
 from insum_ops.compiler.planning.rules import schedules
 from insum_ops.compiler.planning.schedule import Schedule
 from insum_ops.compiler.tuning.measured import MEASURED_TILES, MeasuredTiles, measured_points
@@ -41,6 +43,25 @@ def test_every_tile_axis_has_a_block_that_triton_accepts(name: str, full: bool) 
             assert all(block == power_of_two(block) for block in blocks.values())
             assert not schedule.uses_dot or min(blocks.values()) >= (2 if schedule.has_table else 16)
             assert config.num_warps == power_of_two(config.num_warps) <= 8
+
+
+@pytest.mark.parametrize(
+    ("expr", "tensors", "strategy"),
+    [
+        ("Y[i,j] = X[i,j]", {"X": values(30, 7)}, "store"),
+        ("Y[k,j,i] = X[i,j,k]", {"X": values(30, 7, 90)}, "store"),
+        ("Y[i] += X[i,i,j]", {"X": values(300, 300, 3)}, "store"),
+        ("Y[G[p],c] += X[p,c]", {"X": values(700, 3), "G": positions(700)}, "atomic"),
+        ("Y[()] += X[()] * X[()]", {"X": values()}, "store"),
+    ],
+)
+def test_a_full_search_of_what_moves_data_has_tiles_of_an_element_at_least(
+    expr: str, tensors: dict[str, torch.Tensor], strategy: str
+) -> None:
+    own = problem(expr, tensors, (90, 3) if strategy == "atomic" else None)
+    for schedule in schedules(own.bound, own.strides, strategy):
+        blocks = [block for config in configs(schedule, full=True) for _, block in config.blocks]
+        assert all(block == power_of_two(block) for block in blocks)
 
 
 @pytest.mark.parametrize("name", APPLICATIONS)
@@ -221,6 +242,40 @@ def test_a_shared_sum_is_cut_into_as_many_parts_as_keep_a_gpu_busy() -> None:
     assert parts(50_000) == parts(40_000) == {128, 256}  # tuned configs are remembered by powers of two
     assert max(parts(500_000)) == 512
     assert max(parts(2048)) <= 8
+
+
+@pytest.mark.parametrize("device", [A10, H200, MI300X], ids=lambda device: device.architecture)
+@pytest.mark.parametrize(
+    ("expr", "sizes", "size"),
+    [
+        ("Y[m,n] += A[m,k] * B[k,n]", {"A": (600, 100_000), "B": (100_000, 300)}, None),
+        ("Y[m,n] += A[k,m] * B[k,n]", {"A": (4096, 4096), "B": (4096, 4096)}, None),
+        ("Y[b,m,n] += A[b,m,k] * B[b,k,n]", {"A": (70, 9, 100_000), "B": (70, 100_000, 300)}, None),
+        ("Y[i,i] += A[i,k]", {"A": (4096, 4096)}, (4096, 4096)),
+        ("Y[i,5] += A[i,k]", {"A": (7, 100_000)}, (7, 10_000_000)),
+        ("Y[i,5] = max(A[i,k])", {"A": (7, 100_000)}, (7, 10_000_000)),
+        ("Y[j] += A[i,j]", {"A": (1_000_000, 70)}, None),
+    ],
+)
+def test_the_cache_has_room_for_all_copies_of_an_output(
+    expr: str, sizes: dict[str, tuple[int, ...]], size: tuple[int, ...] | None, device: Device
+) -> None:
+    """Of an output that is not covered a copy may be far larger than its sums."""
+    with described_as(device):
+        own = problem(expr, {name: values(*shape, dtype=torch.float64) for name, shape in sizes.items()}, size)
+        ways = candidates(own, full=device is A10)
+    assert ways
+    copies = [way.config.copies for way in ways if way.schedule.has_copies]
+    assert all(count * math.prod(own.bound.size) * 8 <= device.l2_bytes for count in copies)
+    assert min(copies, default=2) > 1
+
+
+def test_a_scatter_that_reads_stretches_of_memory_has_copies() -> None:
+    tensors = {"E": positions(1000), "T": values(5000, 1000), "Z": values(5000, 64)}
+    own = problem("Y[E[e],w] += T[b,e] * Z[b,w]", tensors, (5, 64))
+    ways = [way for way in candidates(own) if way.schedule.has_copies]
+    assert ways
+    assert min(way.config.copies for way in ways) > 1
 
 
 def test_one_config_where_there_is_no_tile() -> None:

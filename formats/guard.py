@@ -83,7 +83,10 @@ def may_keep(*tensors: Tensor | None) -> bool:
     """
     if is_compiling() or modes() > 0:
         return False
-    return all([tensor is None or is_real(tensor) for tensor in tensors])
+    for tensor in tensors:
+        if tensor is not None and not is_real(tensor):
+            return False
+    return True
 
 
 class ChangeGuard:
@@ -151,10 +154,7 @@ class KeptGuard(ChangeGuard, Unsaved):
 
     __slots__ = ("owner",)
     attribute: ClassVar[str]
-
-    def __init__(self, tensor: Tensor) -> None:
-        super().__init__(tensor)
-        self.owner = ref(tensor)
+    owner: ref[Tensor]  # from when it is kept on
 
     @classmethod
     def kept_with(cls: type[Kept], tensor: Tensor) -> Kept | None:
@@ -167,6 +167,7 @@ class KeptGuard(ChangeGuard, Unsaved):
 
     def keep(self, tensor: Tensor) -> None:
         """Keep this with the tensor that it was made of."""
+        self.owner = ref(tensor)
         setattr(tensor, self.attribute, self)
 
 

@@ -62,8 +62,9 @@ def _over_format(
     Raises AttributeError if it is none, and TypeError if there is another operand that is no tensor, or if a tracer
     made its values.
     """
-    if not all([isinstance(operand, Tensor) for operand in tensors[place + 1 :]]):
-        raise TypeError
+    for operand in tensors[place + 1 :]:
+        if not isinstance(operand, Tensor):
+            raise TypeError
     form: SparseFormat = tensors[place]
     # the values are asked each time: a Parameter stays the same object when its dtype or device changes
     tensors[place] = values = form.values

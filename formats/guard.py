@@ -2,6 +2,7 @@
 
     ChangeGuard         one tensor, which it does not hold: the caller brings the tensor
     KeptGuard           the same as an attribute of the tensor, with what is known of it until it changes
+    TensorsGuard        several tensors, which it does not hold: the caller brings those that may be them
     ChangeGuards        several tensors, which it holds; those made in inference mode are compared with a copy
     SparseChangeGuard   one torch sparse tensor, which it does not hold
     change_expression   what a launch plan asks about a pinned tensor, as text
@@ -33,6 +34,7 @@ __all__ = [
     "ChangeGuards",
     "KeptGuard",
     "SparseChangeGuard",
+    "TensorsGuard",
     "Unsaved",
     "address_expression",
     "address_of",
@@ -83,7 +85,10 @@ def may_keep(*tensors: Tensor | None) -> bool:
     """
     if is_compiling() or modes() > 0:
         return False
-    return all([tensor is None or is_real(tensor) for tensor in tensors])
+    for tensor in tensors:
+        if tensor is not None and not is_real(tensor):
+            return False
+    return True
 
 
 class ChangeGuard:
@@ -151,10 +156,7 @@ class KeptGuard(ChangeGuard, Unsaved):
 
     __slots__ = ("owner",)
     attribute: ClassVar[str]
-
-    def __init__(self, tensor: Tensor) -> None:
-        super().__init__(tensor)
-        self.owner = ref(tensor)
+    owner: ref[Tensor]  # from when it is kept on
 
     @classmethod
     def kept_with(cls: type[Kept], tensor: Tensor) -> Kept | None:
@@ -167,7 +169,47 @@ class KeptGuard(ChangeGuard, Unsaved):
 
     def keep(self, tensor: Tensor) -> None:
         """Keep this with the tensor that it was made of."""
+        self.owner = ref(tensor)
         setattr(tensor, self.attribute, self)
+
+
+class TensorsGuard:
+    """Who several tensors are, with a guard of each; any of them may be None. Their memory alone is held.
+
+    >>> index, other = torch.tensor([0, 1]), torch.tensor([0, 1])
+    >>> guard = TensorsGuard((index, None))
+    >>> guard.holds_for((index, None)), guard.holds_for((other, None)), guard.holds_for((index, other))
+    (True, False, False)
+    >>> index[0] = 1
+    >>> guard.holds_for((index, None))
+    False
+    """
+
+    __slots__ = ("guards", "owners")
+
+    def __init__(self, tensors: Sequence[Tensor | None]) -> None:
+        self.guards = tuple([None if tensor is None else ChangeGuard(tensor) for tensor in tensors])
+        self.owners = tuple([None if tensor is None else ref(tensor) for tensor in tensors])
+
+    def holds_for(self, tensors: Sequence[Tensor | None]) -> bool:
+        """Return whether these are the tensors that the guard was made of, and none has changed since.
+
+        What each tensor's guard asks is written out: to call it takes longer than to ask, and warm calls come here.
+        """
+        if len(tensors) != len(self.owners):
+            return False
+        for tensor, owner, guard in zip(tensors, self.owners, self.guards):
+            if tensor is None or owner is None or guard is None:
+                if tensor is not None or owner is not None:
+                    return False
+            elif (
+                owner() is not tensor
+                or tensor._version != guard.version
+                or (guard.address is not None and tensor.data_ptr() != guard.address)
+                or (tensor.shape, tensor.stride(), tensor.dtype) != guard.layout
+            ):
+                return False
+        return True
 
 
 # (tensor, its version, what asks for its address, its address, its shape, what asks for its strides, its strides)

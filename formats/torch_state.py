@@ -32,8 +32,8 @@ __all__ = [
     "default_dtype",
     "deterministic_flag",
     "float32_precision",
-    "forward_level",
     "forward_mode",
+    "forward_state",
     "has_saving_hooks",
     "is_autocast_enabled",
     "is_batched",
@@ -100,7 +100,7 @@ transforms = torch._C._functorch.peek_interpreter_stack  # vmap, grad, ... that 
 may_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # whether any device's is on
 is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing)
 current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
-forward_level = partial(getattr, forward_ad, "_current_level")  # negative unless derivatives are carried forward
+forward_state = vars(forward_ad)  # whose "_current_level" is negative unless derivatives are carried forward
 is_wrapped = functorch.is_functorch_wrapped_tensor  # by vmap, grad, ...
 _script_tracer = torch._C._get_tracing_state  # torch.jit.trace's; None: it does not run
 is_batched = functorch.is_batchedtensor  # by vmap, outermost

@@ -18,11 +18,12 @@ from .compiler import (
     Tuning,
     UnsupportedError,
     bind,
-    evaluate,
+    evaluate_without_plan,
     explanation_of,
     is_sparse,
     parse,
     planned,
+    replayed_call,
     run_plain,
     shortened,
     tuning_of,
@@ -92,7 +93,8 @@ def insum(expr: str, /, *unnamed: NoReturn, size: Sequence[int] | None = None, *
     try:
         if unnamed:
             _refuse_unnamed(expr, unnamed, tensors)
-        return evaluate(expr, tensors, size, _checked)
+        value = replayed_call(expr, tensors, size)
+        return evaluate_without_plan(expr, tensors, size, _checked) if value is None else value
     except (InsumError, FormatError) as error:
         for tell in on_refusal:
             tell(error, tensors)

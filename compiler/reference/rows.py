@@ -9,12 +9,11 @@ At first its rows are added up one by one, in the same order and so to the same 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
-from weakref import ref
 
 import torch
 from torch import Tensor
 
-from ...formats.guard import ChangeGuard, Unsaved, may_keep
+from ...formats.guard import TensorsGuard, Unsaved, may_keep
 
 __all__ = ["Groups", "add_rows", "chosen_rows", "grouped_entries", "row_products", "row_sums", "weighted_row_sums"]
 
@@ -44,14 +43,13 @@ class Groups(NamedTuple):
     members: tuple[Tensor | None, ...]  # what index tensors hold for them, as int64; None: what was given, as it lies
 
 
-class _Kept(Unsaved):
+class _Kept(TensorsGuard, Unsaved):
     """What is known of some index tensors that have not changed since; None if their rows are not sorted."""
 
-    __slots__ = ("entries", "guards", "is_ascending", "owners", "rows")
+    __slots__ = ("entries", "is_ascending", "rows")
 
     def __init__(self, tensors: tuple[Tensor | None, ...], rows: object) -> None:
-        self.guards = tuple([None if tensor is None else ChangeGuard(tensor) for tensor in tensors])
-        self.owners = tuple([None if tensor is None else ref(tensor) for tensor in tensors])
+        super().__init__(tensors)
         self.rows, self.is_ascending = rows, False
         self.entries: Any = None  # _Entries or Groups
 
@@ -63,27 +61,16 @@ class _Kept(Unsaved):
 
     @staticmethod
     def kept_with(keeper: Any, attribute: str, tensors: tuple[Tensor | None, ...], rows: object) -> _Kept | None:
-        """Return what one of the tensors keeps of all of them; None if there is nothing, or one has changed."""
+        """Return what one of the tensors keeps of all of them, with this many rows; None if there is nothing valid."""
         for kept in getattr(keeper, attribute, ()):
-            if kept and kept.holds_for(tensors, rows):  # of a tensor from a pickle, empty dictionaries
+            # of a tensor from a pickle, empty dictionaries
+            if kept and kept.rows == rows and kept.holds_for(tensors):
                 return kept  # type: ignore[no-any-return]
         return None
 
     def keep(self, keeper: Any, attribute: str) -> None:
         """Keep this with one of the tensors, in the place of the oldest if there are many."""
         setattr(keeper, attribute, (self, *getattr(keeper, attribute, ())[: KEPT - 1]))
-
-    def holds_for(self, tensors: tuple[Tensor | None, ...], rows: object) -> bool:
-        """Return whether these are the tensors, with this many rows."""
-        if self.rows != rows or len(self.owners) != len(tensors):
-            return False
-        for tensor, owner, guard in zip(tensors, self.owners, self.guards):
-            if tensor is None or owner is None or guard is None:
-                if tensor is not None or owner is not None:
-                    return False
-            elif owner() is not tensor or not guard.holds_for(tensor):
-                return False
-        return True
 
 
 def row_sums(values: Tensor, index: Tensor, rows: int, is_padded: bool) -> Tensor:
@@ -223,9 +210,10 @@ def _bags(table: Tensor, entries: _Entries, weights: Tensor | None, given: Tenso
     order, columns, offsets, _, parts = entries
     dtype = table.dtype
     if columns is None:
-        columns = given.reshape(-1)
+        columns = given if given.ndim == 1 else given.reshape(-1)
     if weights is not None:
-        weights = weights.reshape(-1) if order is None else weights.reshape(-1).index_select(0, order)
+        weights = weights if weights.ndim == 1 else weights.reshape(-1)
+        weights = weights if order is None else weights.index_select(0, order)
     if parts is None:
         return torch.embedding_bag(table, columns, offsets, False, 0, False, weights, True)[0]
     if dtype.itemsize == 2:

@@ -23,7 +23,7 @@ A file imports only from those above it.
 """
 
 from .cache_folder import cache_dir, cache_size, remove_abandoned, replace_file, warn_damaged, warn_unusable
-from .calls import PLAIN_CALLS, plan_arguments, unchecked
+from .calls import PLAIN_CALLS, integers, plan_arguments, unchecked
 from .copies import sum_of_copies
 from .group_tables import GroupTables, group_tables, new_group_tables, note_use, was_used
 from .joint import JointLauncher, joint_launcher
@@ -64,6 +64,7 @@ __all__ = [
     "check_ranges",
     "followed",
     "group_tables",
+    "integers",
     "is_for_graph",
     "joint_launcher",
     "keep_learning",

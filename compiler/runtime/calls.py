@@ -13,7 +13,7 @@ from torch.nn import Parameter
 from ...lru_cache import LRUCache
 from ..binding import SparseFormat
 
-__all__ = ["PLAIN_CALLS", "plan_arguments", "unchecked"]
+__all__ = ["PLAIN_CALLS", "integers", "plan_arguments", "unchecked"]
 
 Operand = Any  # a Tensor or a SparseFormat
 CALLS = 4096  # over plain tensors that are kept, with what tells that a call came once; of about 4 kB each
@@ -38,7 +38,9 @@ def plan_arguments(expr: object, operands: Mapping[str, Operand], size: Sequence
         return NOTHING
     tensors: list[Any] = [*operands.values()]
     try:
-        numbers = () if size is None else _integers(size)
+        numbers = () if size is None else integers(size)
+        if numbers is None:
+            return NOTHING
         for place, operand in enumerate(tensors):
             if type(operand) is not Tensor and type(operand) is not Parameter and not isinstance(operand, Tensor):
                 return _over_format(expr, operands, size is None, numbers, tensors, place)
@@ -60,8 +62,9 @@ def _over_format(
     Raises AttributeError if it is none, and TypeError if there is another operand that is no tensor, or if a tracer
     made its values.
     """
-    if not all([isinstance(operand, Tensor) for operand in tensors[place + 1 :]]):
-        raise TypeError
+    for operand in tensors[place + 1 :]:
+        if not isinstance(operand, Tensor):
+            raise TypeError
     form: SparseFormat = tensors[place]
     # the values are asked each time: a Parameter stays the same object when its dtype or device changes
     tensors[place] = values = form.values
@@ -70,8 +73,8 @@ def _over_format(
     return form.memory, (expr, is_unsized, place, *operands), tensors, numbers, False, form
 
 
-def _integers(size: object) -> tuple[int, ...]:
-    """Return a size as integers; raise TypeError for anything else: what equals one, such as 3.0, or a symbol."""
+def integers(size: object) -> tuple[int, ...] | None:
+    """Return a size as integers; None for anything else: what equals one, such as 3.0, or a symbol."""
     if type(size) is tuple:
         for extent in size:
             if type(extent) is not int:
@@ -79,5 +82,8 @@ def _integers(size: object) -> tuple[int, ...]:
         else:
             return size
     if not isinstance(size, (tuple, list)) or any([isinstance(extent, SymInt) for extent in size]):
-        raise TypeError
-    return tuple(map(index, size))
+        return None
+    try:
+        return tuple(map(index, size))
+    except TypeError:
+        return None

@@ -30,7 +30,7 @@ from ...formats.torch_state import (
     default_dtype,
     deterministic_flag,
     float32_precision,
-    forward_level,
+    forward_state,
     is_captured,
     is_capturing,
     is_deterministic,
@@ -195,27 +195,28 @@ def replayed(
     Settings on which only some plans depend are asked by those.
     """
     recent = cache.get((call_key, len(numbers), len(tensors), is_grad_enabled()))
-    if recent and not modes() and forward_level() < 0 and not Recordings.count:
+    if recent and not modes() and forward_state["_current_level"] < 0 and not Recordings.count:
         for tensor in tensors:
             if tensor.is_nested:  # a guard would ask for its strides, which ends the process
                 return None
+        arguments = (*tensors, *numbers) if numbers else tensors
         for guard, guarded, learn in recent:
             if guard(*tensors):
                 for plan in guarded.plans:
                     if learn is None or plan.is_launched:
-                        result = plan.replay(*tensors, *numbers)
+                        result = plan.replay(*arguments)
                     else:
-                        result = _unrecorded(plan, tensors, numbers)
+                        result = _unrecorded(plan, arguments)
                     if result is not None:
                         return result if learn is None else learn(result, tensors, given)
     return None
 
 
-def _unrecorded(plan: Plan, tensors: Sequence[Tensor], numbers: tuple[int, ...]) -> Any:
+def _unrecorded(plan: Plan, arguments: Sequence[Any]) -> Any:
     """Return what a plan makes, no gradients being recorded of the torch functions that it calls."""
     set_grad_enabled(False)
     try:
-        return plan.replay(*tensors, *numbers)
+        return plan.replay(*arguments)
     finally:
         set_grad_enabled(True)
 
@@ -279,7 +280,7 @@ def planned(
     if result is not None:
         return result
     refuse_script_tracer()
-    if modes() or forward_level() >= 0 or active() is not None:
+    if modes() or forward_state["_current_level"] >= 0 or active() is not None:
         return function(*tensors)
     recent_key = call_key, len(numbers), len(tensors), is_grad_enabled()
     if not varies and cache.get(recent_key) is None:  # most calls over a pattern that is new are the only one of theirs

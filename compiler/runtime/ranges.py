@@ -43,15 +43,12 @@ if range_kernel is not None:
 
 
 class _Range(KeptGuard):
-    """The smallest and the largest value of one tensor."""
+    """The smallest and the largest value of one tensor, and whether its values ascend; None: nobody has asked."""
 
     __slots__ = ("ascends", "values")
     attribute = "_insum_value_range"
-
-    def __init__(self, index: Tensor) -> None:
-        super().__init__(index)
-        self.values = 0, -1
-        self.ascends: bool | None = None  # nobody has asked yet
+    values: tuple[int, int]
+    ascends: bool | None
 
 
 def read_ranges(indices: Sequence[Tensor], ordered: Collection[int] = ()) -> list[tuple[int, int]]:
@@ -61,21 +58,20 @@ def read_ranges(indices: Sequence[Tensor], ordered: Collection[int] = ()) -> lis
     are, the host waits once for each device.
     """
     kept = _new_ranges(*indices)  # before they are read: another thread may write to them
-    values = [(0, -1)] * len(indices)
-    by_device: dict[torch.device, list[int]] = {}
+    by_kind: dict[Any, list[int]] = {}  # of a CPU's tensors, and of those on each other device
     for at, index in enumerate(indices):
         if index.numel():
-            by_device.setdefault(index.device, []).append(at)
-    for places in by_device.values():
-        with paused():
+            by_kind.setdefault(index.is_cpu or index.device, []).append(at)
+    values: list[tuple[int, int]] = [(0, -1)] * len(indices)
+    orders: list[bool | None] = [None] * len(indices)
+    with paused():
+        for places in by_kind.values():
             read = _read([indices[at] for at in places], [at in ordered for at in places])
-        for at, (low, high, is_ascending) in zip(places, read):
-            values[at], new_range = (low, high), kept[at]
-            if new_range is not None:
-                new_range.ascends = is_ascending
-    for index, new_range, own_values in zip(indices, kept, values):
+            for at, (low, high, is_ascending) in zip(places, read):
+                values[at], orders[at] = (low, high), is_ascending
+    for index, new_range, own_values, is_ascending in zip(indices, kept, values, orders):
         if new_range is not None:
-            new_range.values = own_values
+            new_range.values, new_range.ascends = own_values, is_ascending
             new_range.keep(index)
     return values
 
@@ -110,9 +106,11 @@ def _read_together(indices: Sequence[Tensor], asked: Sequence[bool]) -> list[tup
 
 def _read_on_cpu(indices: Sequence[Tensor], asked: Sequence[bool]) -> list[tuple[int, int, bool | None]]:
     """Return what `_read` does where nothing is waited for: of each tensor by itself, in a third of the time."""
-    bounds = [index.aminmax() for index in indices]
-    orders = [bool((index[1:] >= index[:-1]).all()) if is_asked else None for index, is_asked in zip(indices, asked)]
-    return [(int(low), int(high), is_ascending) for (low, high), is_ascending in zip(bounds, orders)]
+    read: list[tuple[int, int, bool | None]] = []
+    for index, is_asked in zip(indices, asked):
+        low, high = index.aminmax()
+        read.append((int(low), int(high), bool((index[1:] >= index[:-1]).all()) if is_asked else None))
+    return read
 
 
 def read_by_kernel(indices: Sequence[Tensor]) -> list[tuple[int, int, bool | None]]:
@@ -200,8 +198,9 @@ def remember_coordinates(form: SparseFormat) -> None:
 
 def _new_ranges(*indices: Tensor) -> list[_Range | None]:
     """Return an empty cache entry for each index tensor, wrapped by a transform too; None where nothing may be kept."""
-    may_be_kept = may_keep()
-    return [_Range(index) if may_be_kept and not index.is_inference() else None for index in indices]
+    if not may_keep():
+        return [None] * len(indices)
+    return [None if index.is_inference() else _Range(index) for index in indices]
 
 
 def range_expression(name: str, address: str, cached: str, layout: str, ascends: bool | None) -> str:
@@ -227,24 +226,25 @@ def remembered_ranges(*indices: Tensor, ordered: Collection[int] = ()) -> list[t
     values has (0, -1), and one that can't be read (-1, -1): any entry may be -1 then. Nothing is read while a CUDA
     graph is captured, and there is nothing to read on the meta device.
     """
-    values = [None if (cached := _Range.kept_with(index)) is None else cached.values for index in indices]
-    if None not in values:
-        return values  # type: ignore[return-value]
-    unread: dict[int, list[int]] = {}  # where each tensor stands that is to be read, by its id
-    for at, (index, known) in enumerate(zip(indices, values)):
-        if known is not None:
-            continue
-        if index.device.type != "cpu" and (is_captured(index.device) or index.is_meta):
-            values[at] = -1, -1
+    values: list[Any] = []
+    unread: dict[int, Tensor] = {}  # by their ids
+    for index in indices:
+        cached = _Range.kept_with(index)
+        if cached is not None:
+            values.append(cached.values)
+        elif index.is_cpu or not (is_captured(index.device) or index.is_meta):
+            values.append(None)
+            unread[id(index)] = index
         else:
-            unread.setdefault(id(index), []).append(at)
+            values.append((-1, -1))
     if unread:
-        asked = [number for number, places in enumerate(unread.values()) if not {*ordered}.isdisjoint(places)]
-        all_read = read_ranges([indices[places[0]] for places in unread.values()], asked)
-        for places, read in zip(unread.values(), all_read):
-            for at in places:
-                values[at] = read
-    return values  # type: ignore[return-value]
+        asked = {id(indices[at]) for at in ordered} if ordered else ordered
+        read = read_ranges((*unread.values(),), [at for at, each in enumerate(unread) if each in asked])
+        if len(read) == len(values):
+            return read
+        by_id = dict(zip(unread, read))
+        values = [by_id[id(index)] if known is None else known for index, known in zip(indices, values)]
+    return values
 
 
 def segment_lengths(pointers: Tensor) -> tuple[int, int]:

@@ -279,7 +279,7 @@ def test_tensors_without_versions_are_read_at_once_every_time(reads: list[Tensor
 
 def test_nothing_is_read_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranges, "is_captured", lambda device: True)
-    index: Any = SimpleNamespace(device=torch.device("cuda"), _version=0)
+    index: Any = SimpleNamespace(device=torch.device("cuda"), is_cpu=False, _version=0)
     assert remembered_range(index) == (-1, -1)  # unchecked, and perhaps -1
 
 

@@ -45,7 +45,7 @@ from .language import (
     terms,
     walk,
 )
-from .pipeline import evaluate, evaluate_without_plan, replayed_call
+from .pipeline import evaluate
 from .planning import (
     DEVICES,
     LARGEST_TILE,
@@ -137,7 +137,6 @@ __all__ = [
     "device_of",
     "direct_apply",
     "evaluate",
-    "evaluate_without_plan",
     "explanation_of",
     "export_tuned",
     "fastest",
@@ -169,7 +168,6 @@ __all__ = [
     "remembered_range",
     "replay_first",
     "replayed",
-    "replayed_call",
     "run_in_place",
     "run_plain",
     "run_plain_with_winners",

@@ -2,8 +2,7 @@
 
 A cold call is recorded, and its launch plan serves those to come. Gradients are statements, and go the same way:
     insum(expr, **operands)
-      replayed_call      warm: a call like an earlier one is replayed from its launch plan, its gradients recorded
-      evaluate_without_plan
+      evaluate           warm: a call like an earlier one is replayed from its launch plan, its gradients recorded
         evaluate_anew    cold: autocast applied, formats rewritten away, autograd functions around statements
           run            one statement over plain tensors:
             prepare        parse, bind
@@ -50,43 +49,37 @@ from .runtime import (
 )
 from .tuning import cached_launcher, choose
 
-__all__ = ["evaluate", "evaluate_without_plan", "replayed_call", "runner_of"]
+__all__ = ["evaluate", "runner_of"]
 
 Operands = Mapping[str, Any]  # tensors, and at most one format
 Size = Sequence[int] | None
 Times = dict[str, float] | None  # of the routes that are timed, to be filled in
 
 
-def replayed_call(expr: str, operands: Operands, size: Size = None) -> Tensor | None:
-    """Return the value of a statement, differentiable, from the launch plan of a call like it; None if there is none.
+def evaluate(expr: str, operands: Operands, size: Size = None, check: Callable[..., Size] = unchecked) -> Tensor:
+    """Return the value of a statement, differentiable; `check` refuses wrong operands of a call without a plan.
 
     All that a warm call over tensors does is here and in `replayed`: each function that is entered costs a microsecond
     and more where other work has used the caches of the processor.
     """
-    if torch.compiler.is_dynamo_compiling():  # not `is_dynamo`, which would be one more
-        return None
-    for operand in operands.values():
-        if type(operand) not in PLAIN:
-            cache, key, tensors, lengths, _, _ = plan_arguments(expr, operands, size)
-            return None if key is None else replayed(cache, key, tensors, lengths, (operands, cache))
-    numbers = () if size is None else integers(size)
-    if numbers is None or not isinstance(expr, str):
-        return None
-    call_key = expr, size is None, *operands  # as `plan_arguments` has it
-    value: Tensor | None = replayed(PLAIN_CALLS, call_key, (*operands.values(),), numbers, (operands, PLAIN_CALLS))
-    return value
-
-
-def evaluate(expr: str, operands: Operands, size: Size = None, check: Callable[..., Size] = unchecked) -> Tensor:
-    """Return the value of a statement, differentiable; `check` refuses wrong operands of a call without a plan."""
-    value = replayed_call(expr, operands, size)
-    return evaluate_without_plan(expr, operands, size, check) if value is None else value
-
-
-def evaluate_without_plan(expr: str, operands: Operands, size: Size, check: Callable[..., Size]) -> Tensor:
-    """Return the value of a statement that is recorded for the next call, if a plan can hold it."""
     if is_dynamo():
         return traced(evaluate_anew, expr, operands, check(expr, operands, size))
+    tensors: Sequence[Tensor] = (*operands.values(),)
+    numbers = () if size is None else integers(size)
+    cache, key = PLAIN_CALLS, (expr, size is None, *operands) if isinstance(expr, str) else None
+    for tensor in tensors:
+        if type(tensor) not in PLAIN:
+            cache, key, tensors, numbers, _, _ = plan_arguments(expr, operands, size)
+            break
+    if key is not None and numbers is not None:
+        value: Tensor | None = replayed(cache, key, tensors, numbers, (operands, cache))
+        if value is not None:
+            return value  # warm
+    return _without_plan(expr, operands, size, check)
+
+
+def _without_plan(expr: str, operands: Operands, size: Size, check: Callable[..., Size]) -> Tensor:
+    """Return the value of a statement that is recorded for the next call, if a plan can hold it."""
     cache, key, tensors, numbers, varies, pattern = plan_arguments(expr, operands, size)
     cold = lambda *_: evaluate_anew(expr, operands, check(expr, operands, size))
     if key is None or is_compiling():  # no plan holds what a tracer makes, nor an operand that `check` refuses

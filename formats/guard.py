@@ -85,10 +85,7 @@ def may_keep(*tensors: Tensor | None) -> bool:
     """
     if is_compiling() or modes() > 0:
         return False
-    for tensor in tensors:
-        if tensor is not None and not is_real(tensor):
-            return False
-    return True
+    return all([tensor is None or is_real(tensor) for tensor in tensors])
 
 
 class ChangeGuard:

@@ -18,12 +18,11 @@ from .compiler import (
     Tuning,
     UnsupportedError,
     bind,
-    evaluate_without_plan,
+    evaluate,
     explanation_of,
     is_sparse,
     parse,
     planned,
-    replayed_call,
     run_plain,
     shortened,
     tuning_of,
@@ -93,8 +92,7 @@ def insum(expr: str, /, *unnamed: NoReturn, size: Sequence[int] | None = None, *
     try:
         if unnamed:
             _refuse_unnamed(expr, unnamed, tensors)
-        value = replayed_call(expr, tensors, size)
-        return evaluate_without_plan(expr, tensors, size, _checked) if value is None else value
+        return evaluate(expr, tensors, size, _checked)
     except (InsumError, FormatError) as error:
         for tell in on_refusal:
             tell(error, tensors)

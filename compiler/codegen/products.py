@@ -54,9 +54,9 @@ def _has_entries(scope: Scope, axes: Axes) -> str:
     padded = [access for access in dict.fromkeys(accesses) if access in scope.valid]
     if all(set(access.names) <= set(factor.names) for access in padded for factor in factors):
         padded = []
-    bounded = [name for name in schedule.names("segment", "step") if name in scope.bounds and not schedule.is_kept(name)]
-    cut = [name for name in bounded if not all(schedule.parts_of(name)[0] in factor.names for factor in factors)]
-    masks = [*[scope.valid[access] for access in padded], *[scope.bounds[name] for name in cut]]
+    summed = [name for name in schedule.names("segment", "step") if not schedule.is_kept(name)]
+    lacking = [name for name in summed if not all(schedule.parts_of(name)[0] in factor.names for factor in factors)]
+    masks = [scope.valid[access] for access in padded] + [scope.bounds[name] for name in lacking if name in scope.bounds]
     if schedule.uses_dot or not masks:
         return ""
     joint = spec.ordered({axis for mask in masks for axis in mask.axes})

@@ -56,7 +56,8 @@ def _has_entries(scope: Scope, axes: Axes) -> str:
         padded = []
     summed = [name for name in schedule.names("segment", "step") if not schedule.is_kept(name)]
     lacking = [name for name in summed if not all(schedule.parts_of(name)[0] in factor.names for factor in factors)]
-    masks = [scope.valid[access] for access in padded] + [scope.bounds[name] for name in lacking if name in scope.bounds]
+    bounds = [scope.bounds[name] for name in lacking if name in scope.bounds]
+    masks = [*[scope.valid[access] for access in padded], *bounds]
     if schedule.uses_dot or not masks:
         return ""
     joint = spec.ordered({axis for mask in masks for axis in mask.axes})

@@ -565,6 +565,24 @@ def test_padding_beside_an_entry_hides_what_it_does_not_read():
         assert_matches(result, block.expand(6, 3, 8))
 
 
+@pytest.mark.parametrize("sizes", [(2, 4), (1, 8), (4, 2)], ids=str)
+def test_what_is_infinite_stays_so_beside_the_end_of_a_sum(sizes):
+    """Blocks of 4 or 8 end beyond the 5 summands; rows side by side have up to 3 entries, and one has none."""
+    bad = float("inf")
+    tensors = {"A": torch.tensor([bad, 1.0, -bad], device=DEVICE), "B": draw(3, 5).abs()}
+    own = problem("C[i] += A[i] * B[i,k]", tensors, flags=FLAGS)
+    for way in schedules(own.bound, own.strides, "store"):
+        run = own.launcher(Candidate(way, Config(tuple(zip(way.axes, sizes)), 1, 1)))
+        assert_matches(run(list(tensors.values())), expected(own.bound, tensors))
+    _, tensors, (rows, wide), fact = packed_spmm(torch.float32, 3)
+    fact = row_facts(tensors["AM"], rows).owned("AM")
+    tensors |= dict(AV=tensors["AV"].abs(), B=tensors["B"].abs(), F=torch.full((rows,), bad, device=DEVICE))
+    own = problem("C[AM[p],n] += AV[p,q] * B[AK[p,q],n] * F[AM[p]]", tensors, (rows, wide), fact, FLAGS)
+    for way in schedules(own.bound, own.strides, "owner", own.fact):
+        run = own.launcher(Candidate(way, Config(tuple(zip(way.axes, sizes)), 1, 1)))
+        assert_matches(run(list(tensors.values()), fact), expected(own.bound, tensors))
+
+
 @pytest.mark.parametrize("make", [tiled_convolution, seeded_tiles, depthwise_tiles, tiled_max])
 @pytest.mark.parametrize("use_dot", [True, False], ids=["dot", "fma"])
 def test_tiles_write_every_row_and_nothing_else(make, use_dot):

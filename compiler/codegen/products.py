@@ -46,15 +46,22 @@ def add_product(scope: Scope, acc: Value, in_loop: bool) -> None:
 def _has_entries(scope: Scope, axes: Axes) -> str:
     """Return where a product has all its entries, or "" if the masks of its factors see to that.
 
-    They do not if a factor lacks an index of an index tensor that holds -1: its value there is not masked.
+    They do not if a factor lacks an index of an index tensor that holds -1, or a summed index whose last block is not
+    full: its value there is not masked, and may be infinite, which 0 times is NaN.
     """
-    spec, factors = scope.spec, scope.spec.schedule.factors
-    accesses = [access for factor in spec.schedule.accesses for access in factor.indirections]
+    spec, schedule, factors = scope.spec, scope.spec.schedule, scope.spec.schedule.factors
+    accesses = [access for factor in schedule.accesses for access in factor.indirections]
     padded = [access for access in dict.fromkeys(accesses) if access in scope.valid]
-    if spec.schedule.uses_dot or all(set(access.names) <= set(f.names) for access in padded for f in factors):
+    if all(set(access.names) <= set(factor.names) for access in padded for factor in factors):
+        padded = []
+    summed = [name for name in schedule.names("segment", "step") if not schedule.is_kept(name)]
+    lacking = [name for name in summed if not all(schedule.parts_of(name)[0] in factor.names for factor in factors)]
+    bounds = [scope.bounds[name] for name in lacking if name in scope.bounds]
+    masks = [*[scope.valid[access] for access in padded], *bounds]
+    if schedule.uses_dot or not masks:
         return ""
-    joint = spec.ordered({axis for access in padded for axis in scope.valid[access].axes})
-    seen = Value(conjunction(spec, [scope.valid[access] for access in padded], joint), joint)
+    joint = spec.ordered({axis for mask in masks for axis in mask.axes})
+    seen = Value(conjunction(spec, masks, joint), joint)
     for axis in joint:
         if axis not in axes:
             seen = spec.tile.reduce("tl.max", Value(f"({seen.text}).to(tl.int32)", seen.axes), axis)

@@ -233,7 +233,13 @@ def _dot_schedule(start: Start, strides: Strides) -> Schedule | None:
 
 
 def _dot_schedules(start: Start, strides: Strides) -> list[Schedule]:
-    """Return all choices of rows, columns and summed axes with a dot, those first that load the fewest elements."""
+    """Return all choices of rows, columns and summed axes with a dot, those first that load the fewest elements.
+
+    There is none of halves that are added to float64, which Triton 3.7 fails to build.
+    """
+    kinds = {start.bound.dtypes[factor.name].itemsize for factor in start.accesses}
+    if start.bound.dtype == torch.float64 and min(kinds, default=8) < torch.float32.itemsize:
+        return []
     row = {start.owner.row} if start.owner is not None else set()
     names = [name for name in start.free if name not in row]
     rows: list[tuple[str, ...]] = [(name,) for name in names]

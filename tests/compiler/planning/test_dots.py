@@ -218,3 +218,11 @@ def test_a_full_search_has_a_few_choices_of_the_tiles_of_a_dot() -> None:
     ways = (*schedules(own.bound, own.strides, "store"), *others(own, "store"))
     alone = [way for way in ways if way.uses_dot and way.merged is None and not way.is_shared]
     assert len({way.names("tile") for way in alone}) == len(alone) == 4  # of six
+
+
+@pytest.mark.parametrize(("dtype", "has_dots"), [(torch.float16, False), (torch.float32, True), (torch.float64, True)])
+def test_halves_that_are_added_to_float64_have_no_dots(dtype: torch.dtype, has_dots: bool) -> None:
+    tensors = {name: values(64, 64, dtype=dtype) for name in "AB"} | {"C": values(64, 64, dtype=torch.float64)}
+    own = problem("C[i,j] += A[i,k] * B[k,j]", tensors)
+    ways = (*schedules(own.bound, own.strides, "store"), *others(own, "store"))
+    assert any(way.uses_dot for way in ways) == has_dots

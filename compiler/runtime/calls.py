@@ -34,43 +34,27 @@ def plan_arguments(expr: object, operands: Mapping[str, Operand], size: Sequence
     None, and the cache empty, if the expression is no text, if an operand is no tensor or format, if `size` holds no
     integers, or if a tracer's symbols or tensors stand for them, which no plan can hold.
     """
-    if not isinstance(expr, str):
+    numbers = () if size is None else integers(size)
+    if numbers is None or not isinstance(expr, str):
         return NOTHING
     tensors: list[Any] = [*operands.values()]
-    try:
-        numbers = () if size is None else integers(size)
-        if numbers is None:
-            return NOTHING
-        for place, operand in enumerate(tensors):
-            if type(operand) is not Tensor and type(operand) is not Parameter and not isinstance(operand, Tensor):
-                return _over_format(expr, operands, size is None, numbers, tensors, place)
-    except (AttributeError, TypeError):
-        return NOTHING
-    return PLAIN_CALLS, (expr, size is None, *operands), tensors, numbers, True, ()
-
-
-def _over_format(
-    expr: str,
-    operands: Mapping[str, Operand],
-    is_unsized: bool,
-    numbers: tuple[int, ...],
-    tensors: list[Any],
-    place: int,
-) -> tuple[Any, ...]:
-    """Return `plan_arguments` of a call with a format at a place among its operands.
-
-    Raises AttributeError if it is none, and TypeError if there is another operand that is no tensor, or if a tracer
-    made its values.
-    """
-    for operand in tensors[place + 1 :]:
-        if not isinstance(operand, Tensor):
-            raise TypeError
+    is_unsized, place = size is None, -1
+    for at, operand in enumerate(tensors):
+        if type(operand) is not Tensor and type(operand) is not Parameter and not isinstance(operand, Tensor):
+            if place >= 0:
+                return NOTHING
+            place = at
+    if place < 0:
+        return PLAIN_CALLS, (expr, is_unsized, *operands), tensors, numbers, True, ()
     form: SparseFormat = tensors[place]
-    # the values are asked each time: a Parameter stays the same object when its dtype or device changes
-    tensors[place] = values = form.values
-    if type(values) is not Tensor and isinstance(values, FakeTensor):
-        raise TypeError
-    return form.memory, (expr, is_unsized, place, *operands), tensors, numbers, False, form
+    try:
+        # the values are asked each time: a Parameter stays the same object when its dtype or device changes
+        tensors[place] = values = form.values
+        if type(values) is not Tensor and isinstance(values, FakeTensor):
+            return NOTHING
+        return form.memory, (expr, is_unsized, place, *operands), tensors, numbers, False, form
+    except (AttributeError, TypeError):  # it is no format
+        return NOTHING
 
 
 def integers(size: object) -> tuple[int, ...] | None:

@@ -54,7 +54,7 @@ def _has_entries(scope: Scope, axes: Axes) -> str:
     padded = [access for access in dict.fromkeys(accesses) if access in scope.valid]
     if all(set(access.names) <= set(factor.names) for access in padded for factor in factors):
         padded = []
-    summed = [name for name in schedule.names("segment", "step") if not schedule.is_kept(name)]
+    summed = [name for name in schedule.names("segment", "step", "tile") if not schedule.is_kept(name)]
     lacking = [name for name in summed if not all(schedule.parts_of(name)[0] in factor.names for factor in factors)]
     bounds = [scope.bounds[name] for name in lacking if name in scope.bounds]
     masks = [*[scope.valid[access] for access in padded], *bounds]

@@ -412,6 +412,21 @@ def draw(name: str, *shape: int) -> dict[str, Tensor]:
     return {name: torch.randn(shape, device=DEVICE)}
 
 
+def test_an_infinite_factor_is_not_multiplied_with_the_zeros_beyond_the_last_summand(together):
+    """The last tiles of rows and of columns are not full."""
+    P, Q, B = (torch.randn(length, device=DEVICE) for length in (EDGES, EDGES, 37))
+    P[3] = torch.inf
+    leaves = {name: tensor.requires_grad_() for name, tensor in zip("PQB", (P, Q, B))}
+    upstream = torch.rand(EDGES, 37, device=DEVICE) + 0.1
+    got = torch.autograd.grad(insum("Y[e,c] = P[e] * Q[e] * B[c]", **leaves), list(leaves.values()), upstream)
+    p, q, b = (tensor.detach().double() for tensor in (P, Q, B))
+    weighted, rows_of = upstream.double() @ b, (p * q) @ upstream.double()
+    assert outputs(together) == [("dP", "dQ", "dB")]
+    for one, reference in zip(got, (weighted * q, weighted * p, rows_of)):
+        assert torch.equal(one.isinf(), reference.isinf())
+        assert_matches(one.where(one.isfinite(), 0), reference.where(reference.isfinite(), 0))
+
+
 def test_parts_of_sums_are_added_in_no_order():
     """So they share no kernel where results are to be the same each time, as those do that a program holds."""
     torch.use_deterministic_algorithms(True)

@@ -414,7 +414,7 @@ def draw(name: str, *shape: int) -> dict[str, Tensor]:
 
 def test_an_infinite_factor_is_not_multiplied_with_the_zeros_beyond_the_last_summand(together):
     """The last tiles of rows and of columns are not full."""
-    P, Q, B = (torch.randn(length, device=DEVICE) for length in (EDGES, EDGES, 37))
+    P, Q, B = (torch.rand(length, device=DEVICE) + 0.1 for length in (EDGES, EDGES, 37))
     P[3] = torch.inf
     leaves = {name: tensor.requires_grad_() for name, tensor in zip("PQB", (P, Q, B))}
     upstream = torch.rand(EDGES, 37, device=DEVICE) + 0.1

@@ -205,20 +205,15 @@ def replayed(
                 for plan in guarded.plans:
                     if learn is None or plan.is_launched:
                         result = plan.replay(*arguments)
-                    else:
-                        result = _unrecorded(plan, arguments)
+                    else:  # no gradients are recorded of the torch functions that it calls
+                        set_grad_enabled(False)
+                        try:
+                            result = plan.replay(*arguments)
+                        finally:
+                            set_grad_enabled(True)
                     if result is not None:
                         return result if learn is None else learn(result, tensors, given)
     return None
-
-
-def _unrecorded(plan: Plan, arguments: Sequence[Any]) -> Any:
-    """Return what a plan makes, no gradients being recorded of the torch functions that it calls."""
-    set_grad_enabled(False)
-    try:
-        return plan.replay(*arguments)
-    finally:
-        set_grad_enabled(True)
 
 
 def keep_learning(

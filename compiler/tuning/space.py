@@ -300,8 +300,8 @@ class Space:
         if schedule.tables:
             return
         if not schedule.uses_dot:
-            sizes, widest = product(GRID_HEIGHTS, GRID_WARPS), self.traits.widest
-            points = (Point(height, widest, warps) for height, warps in sizes) if widest else self.spread_points()
+            tiles, widest = product(GRID_HEIGHTS, GRID_WARPS), self.traits.widest
+            points = (Point(height, widest, warps) for height, warps in tiles) if widest else self.spread_points()
             yield from self.in_program_orders(chain.from_iterable(map(self.place, points)), True)
             return
         rows, *others = schedule.names("tile")

@@ -24,7 +24,6 @@ from ..formats.torch_state import (
     PLAIN,
     is_compiling,
     is_deterministic,
-    is_dynamo,
     is_free,
     is_transformed,
     wants_gradient,
@@ -62,7 +61,7 @@ def evaluate(expr: str, operands: Operands, size: Size = None, check: Callable[.
     All that a warm call over tensors does is here and in `replayed`: each function that is entered costs a microsecond
     and more where other work has used the caches of the processor.
     """
-    if is_dynamo():
+    if torch.compiler.is_dynamo_compiling():  # not `is_dynamo`, which would be one function more
         return traced(evaluate_anew, expr, operands, check(expr, operands, size))
     tensors: Sequence[Tensor] = (*operands.values(),)
     numbers = () if size is None else integers(size)

@@ -100,7 +100,6 @@ transforms = torch._C._functorch.peek_interpreter_stack  # vmap, grad, ... that 
 may_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # whether any device's is on
 is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing)
 current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
-is_dynamo = torch.compiler.is_dynamo_compiling  # whether torch.compile's tracer reads our code instead of running it
 forward_state = vars(forward_ad)  # whose "_current_level" is negative unless derivatives are carried forward
 is_wrapped = functorch.is_functorch_wrapped_tensor  # by vmap, grad, ...
 _script_tracer = torch._C._get_tracing_state  # torch.jit.trace's; None: it does not run
@@ -151,6 +150,11 @@ def is_compiling() -> bool:
     The functions below ask torch's own, since this one would cost each of them a call more.
     """
     return torch.compiler.is_compiling()
+
+
+def is_dynamo() -> bool:
+    """Return whether the tracer reads our Python code, as that of torch.compile, instead of running it."""
+    return torch.compiler.is_dynamo_compiling()
 
 
 def is_captured(device: torch.device) -> bool:

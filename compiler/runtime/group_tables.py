@@ -7,8 +7,9 @@ that are remembered, it first compares the index tensor with what they were made
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -126,7 +127,15 @@ def group_tables(index: Tensor, count: int, tile: int) -> GroupTables:
     with paused():
         tables = _remembered(index, count, tile)
     recording.call(_remembered, (index, count, tile), {}, tables)
+    if tile > 1:  # of lengths that have as many tiles, which kernels that take them count on
+        recording.check(_has_tiles(len(tables[1]), count, tile), index, True)
     return tables
+
+
+@cache
+def _has_tiles(tiles: int, count: int, tile: int) -> Callable[[Tensor], bool]:
+    """Return what says whether an index tensor has so many tiles."""
+    return lambda index: number_of_tiles(index.shape[0], count, tile) == tiles
 
 
 def note_use(index: Tensor) -> None:

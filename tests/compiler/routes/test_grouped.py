@@ -23,6 +23,7 @@ from insum_ops.compiler.routes.prepared import has_kernels, prepare
 from insum_ops.compiler.runtime import group_tables, new_group_tables, note_use, recording, remembered_ranges, was_used
 from insum_ops.compiler.runtime.group_tables import _for_graph, _Groups, _made, sorted_tables
 from insum_ops.compiler.runtime.plan_cache import planned
+from insum_ops.compiler.tuning import candidates
 from insum_ops.formats.facts import ConstantTables, WrittenOnce
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -406,3 +407,29 @@ def test_what_a_fact_says_about_rows_is_not_undone():
     tensors = list(given.values())
     statement = prepare("Y[E[p],c] += V[p] * X[p,c]", ",".join(given), size, tensors, WrittenOnce("E"))
     assert groupings_of(statement, tensors, WrittenOnce("E")) == ()
+
+
+@pytest.mark.kernels
+def test_a_launch_plan_serves_lengths_that_have_as_many_tiles():
+    """Of two lengths with as many tiles a plan for all lengths was made, whose programs left out further tiles.
+
+    Where there were fewer tiles they read beyond the last one.
+    """
+    expr, cache, kept = "Y[E[p],c,m] += X[p,c] * Z[p,m]", {}, []
+
+    def kernel(statement, variant, tensors, fact, _):
+        own = statement.problem(tensors, fact)
+        atomic = next(way for way in candidates(own) if way.schedule.strategy == "atomic")
+        kept.append(own.resized(kept[0]) if kept else own.launcher(atomic))
+        return kept[-1]
+
+    def run(*tensors):
+        statement = prepare(expr, ",".join(given), size, list(tensors), None)
+        way = next(way for way in groupings_of(statement, list(tensors)) if way.tile > 1)
+        return GroupedRunner(statement, way, kernel)(list(tensors))
+
+    for length in (140, 141, 142, 250, 251, 252, 141):
+        given, size = operands(expr, length)
+        tensors = list(given.values())
+        result = planned(cache, "grouped", run, tensors, varies=True, owned=None)
+        torch.testing.assert_close(result, expected(expr, given, size))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -132,7 +132,7 @@ def group_tables(index: Tensor, count: int, tile: int) -> GroupTables:
     return tables
 
 
-@cache
+@lru_cache(maxsize=1024)
 def _has_tiles(tiles: int, count: int, tile: int) -> Callable[[Tensor], bool]:
     """Return what says whether an index tensor has so many tiles."""
     return lambda index: number_of_tiles(index.shape[0], count, tile) == tiles

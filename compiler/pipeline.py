@@ -24,6 +24,7 @@ from ..formats.torch_state import (
     PLAIN,
     is_compiling,
     is_deterministic,
+    is_dynamo,
     is_free,
     is_transformed,
     wants_gradient,
@@ -61,10 +62,11 @@ def evaluate(expr: str, operands: Operands, size: Size = None, check: Callable[.
     All that a warm call over tensors does is here and in `replayed`: each function that is entered costs a microsecond
     and more where other work has used the caches of the processor.
     """
-    if torch.compiler.is_dynamo_compiling():  # not `is_dynamo`, which would be one function more
+    if is_dynamo():
         return traced(evaluate_anew, expr, operands, check(expr, operands, size))
     tensors: Sequence[Tensor] = (*operands.values(),)
     numbers = () if size is None else integers(size)
+    # as `plan_arguments` has them, which is asked where an operand may be a format
     cache, key = PLAIN_CALLS, (expr, size is None, *operands) if isinstance(expr, str) else None
     for tensor in tensors:
         if type(tensor) not in PLAIN:

@@ -189,22 +189,14 @@ class TensorsGuard:
         self.owners = tuple([None if tensor is None else ref(tensor) for tensor in tensors])
 
     def holds_for(self, tensors: Sequence[Tensor | None]) -> bool:
-        """Return whether these are the tensors that the guard was made of, and none has changed since.
-
-        What each tensor's guard asks is written out: to call it takes longer than to ask, and warm calls come here.
-        """
+        """Return whether these are the tensors that the guard was made of, and none has changed since."""
         if len(tensors) != len(self.owners):
             return False
         for tensor, owner, guard in zip(tensors, self.owners, self.guards):
             if tensor is None or owner is None or guard is None:
                 if tensor is not None or owner is not None:
                     return False
-            elif (
-                owner() is not tensor
-                or tensor._version != guard.version
-                or (guard.address is not None and tensor.data_ptr() != guard.address)
-                or (tensor.shape, tensor.stride(), tensor.dtype) != guard.layout
-            ):
+            elif owner() is not tensor or not guard.holds_for(tensor):
                 return False
         return True
 

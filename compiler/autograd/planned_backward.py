@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ...formats.torch_state import is_grad_enabled, is_watched
+from ...formats.torch_state import is_dynamo, is_grad_enabled, is_watched
 from ..runtime import planned, replayed
 from .legacy_vmap import is_batched, unbatch_gradients
 from .wanted import reached_gradients
@@ -67,7 +66,7 @@ def planned_backward(
 
     def backward(ctx: Any, grad_output: Tensor) -> Any:
         saved, wanted = ctx.saved_tensors, ctx.needs_input_grad  # unpacked once, as checkpointed layers want it
-        if torch.compiler.is_dynamo_compiling():  # not `is_dynamo`, which would be one function more in each pass
+        if is_dynamo():
             return computed(ctx, grad_output, saved, wanted)
         wanted = reached_gradients(ctx, wanted)
         call = cache, key, tensors, _, _ = plans(ctx, saved, grad_output)

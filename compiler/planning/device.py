@@ -64,7 +64,6 @@ class Device:
     thread_registers: int = 255  # that one thread may have
     # Estimates, of which the ranks of measured times are all that was compared (`python -m bench rank`), on one H200.
     latency: float = 0.7e-6  # seconds from a load to its number
-    busy_latency: float = 1.0e-6  # the same when all of memory's bandwidth is used
     read_rate: float = 64 * 1.7e9  # bytes per second that one multiprocessor may read: 64 in a clock
     start_rate: float = 1.6e9  # programs per second that begin: see `MOVED_ROWS` of compiler/tuning/measured.py
     # Seconds of an addition at a line of memory: 5.6 million numbers into 773 places took an H200 0.617 ms.

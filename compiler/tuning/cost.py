@@ -21,15 +21,13 @@ from ..codegen import Config
 from ..language import Access, Var
 from ..planning import VECTOR_BYTES, Device, Schedule, Strides, number_at
 from .footprint import accumulators, computed_operands, shared_bytes
-from .stretches import stretch_seconds
+from .stretches import L2_SPEED, OVERLAP, block_lengths, stretch_seconds
 
 __all__ = ["NEAR", "Cost", "JointCost", "floor_milliseconds"]
 
 NEAR = 0.85  # of the floor: a route that comes so near leaves nothing worth building a kernel for
 REACHED = 0.9  # of a device's bandwidth: what a copy reaches (`make bench CASES=bench/cases/test_roof.py`)
 # Estimates, of which the ranks of measured times are all that was compared (`python -m bench rank`).
-L2_SPEED = 1.5  # times the bandwidth of memory
-OVERLAP = 0.3  # of what is not the longest part, and still not hidden behind it
 REGISTERS = 40  # of a thread, for addresses and positions
 # Registers for each element of a tile that a thread loads: its number, its address and its mask. Rows that begin
 # between sectors are loaded number by number. Of 233 kernels of the suite at odd sizes all 92 that spill are found so.
@@ -86,13 +84,7 @@ class Cost:
     @cached_property
     def blocks(self) -> dict[str, int]:
         """The block of each axis, and of the names of a flattened one: its last names whole, as far as it goes."""
-        blocks = dict(self.config.blocks)
-        for flat in self.schedule.flats:
-            rest = blocks[flat.name]
-            for part in reversed(flat.parts):
-                extent = max(self.extents[part], 1)
-                blocks[part], rest = min(rest, extent), ceil(rest / extent)
-        return blocks
+        return block_lengths(self.schedule, dict(self.config.blocks), self.extents)
 
     def count(self, name: str) -> int:
         """Return how many blocks a name has."""

@@ -19,7 +19,7 @@ from ..binding import power_of_two
 from ..codegen import Config
 from ..planning import Device, Schedule, is_varying
 
-__all__ = ["most_parts", "stretch_configs", "stretch_seconds"]
+__all__ = ["L2_SPEED", "OVERLAP", "block_lengths", "most_parts", "stretch_configs", "stretch_seconds"]
 
 # Elements of a tile along memory: of results, each of which costs a store or an addition, and of summands.
 LEAST_ALONG, MOST_RESULTS, MOST_SUMMANDS = 4, 256, 8192
@@ -30,10 +30,10 @@ SHARES = (1, 2, 4, 8)  # programs of a shared sum, for each multiprocessor
 MOST_PARTS = 2**31  # where nothing limits them
 WIDTHS, LISTED, LISTED_SHARED = 4, 6, 4
 FAR_BETTER = 4.0
-# Turns of a loop whose loads are on their way together, as the compiler unrolls it, and the smaller part of what bytes
-# take and of waiting that is not hidden behind the larger one: estimates.
-UNROLLED, OVERLAP = 4, 0.3
+UNROLLED = 4  # turns of a loop whose loads are on their way together, as the compiler unrolls it; an estimate
+# Estimates, of which the ranks of measured times are all that was compared (`python -m bench rank`).
 L2_SPEED = 1.5  # times the bandwidth of memory
+OVERLAP = 0.3  # of what is not the longest part, and still not hidden behind it
 OF_COPIES = 20  # times their bytes: 64 copies of 3,169 sums took an H200 0.0036 ms to add up beside the launch
 
 
@@ -67,6 +67,17 @@ def most_parts(schedule: Schedule, device: Device) -> int:
     bound = schedule.bound
     copies = device.l2_bytes // (prod(map(power_of_two, bound.size)) * bound.compute_dtype.itemsize)
     return power_of_two(copies + 1) // 2 if copies else 1
+
+
+def block_lengths(schedule: Schedule, blocks: Mapping[str, int], extents: Mapping[str, int]) -> dict[str, int]:
+    """Return the blocks, and those of the names of a flattened axis: its last names whole, as far as it goes."""
+    lengths = dict(blocks)
+    for flat in schedule.flats:
+        rest = lengths[flat.name]
+        for part in reversed(flat.parts):
+            extent = max(extents[part], 1)
+            lengths[part], rest = min(rest, extent), ceil(rest / extent)
+    return lengths
 
 
 def stretch_seconds(schedule: Schedule, config: Config, device: Device) -> float:
@@ -202,12 +213,8 @@ class StretchSpace:
         return cache(self._loaded)
 
     def _loaded(self, blocks: tuple[tuple[str, int], ...]) -> float:
-        schedule, lengths = self.schedule, dict(blocks)
-        for flat in schedule.flats:  # as long along its names as the last of them are whole
-            rest = lengths[flat.name]
-            for part in reversed(flat.parts):
-                extent = max(schedule.extents[part], 1)
-                lengths[part], rest = min(rest, extent), ceil(rest / extent)
+        schedule = self.schedule
+        lengths = block_lengths(schedule, dict(blocks), schedule.extents)
         lengths = {name: min(length, schedule.extents[name]) for name, length in lengths.items()}
         counts = {name: self.count(name, dict(blocks)) for name in schedule.names("loop", "step")}
         return self.programs(dict(blocks)) * sum(

@@ -14,7 +14,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from math import inf, prod
 
-from ..binding import Bound, Meta, bind, row_major
+from ..binding import SHORT_LENGTH, Bound, Meta, bind, power_of_two, row_major
 from ..language import Access, Index, Statement, Var, fresh_name, substituted, walk
 from .device import Device
 from .rules import schedules
@@ -92,8 +92,16 @@ def groupings(
 
 
 def number_of_tiles(length: int, count: int, tile: int) -> int:
-    """Return the tiles of `length` positions: each of `count` values, and -1, has one at most that is not full."""
-    return length if tile == 1 else length // tile + count + 1
+    """Return the tiles of `length` positions: each of `count` values, and -1, has one at most that is not full.
+
+    A kernel may be built for a number of tiles that is small, so that those are rounded up: eight numbers in a power of
+    two serve all lengths.
+    """
+    if tile == 1:
+        return length
+    tiles = length // tile + count + 1
+    step = power_of_two(tiles) // 16 if tiles <= SHORT_LENGTH else 1
+    return tiles + -tiles % max(step, 1)
 
 
 def _width(bound: Bound) -> int:

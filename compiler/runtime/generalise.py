@@ -8,7 +8,7 @@ from typing import Any
 
 from ..binding import LengthClass
 from .plan_steps import Length, Steps
-from .recording import Call, Launch, Range, Slice, Step
+from .recording import Call, Derived, Launch, Range, Slice, Step
 
 __all__ = ["generalised"]
 
@@ -24,10 +24,10 @@ def generalised(
 
     `lengths` are the first dimensions of the inputs and the numbers of each call; None where a dimension is compared
     anyway. `classes` are their LengthClasses, which both calls share; those of lengths that differ are asked for alone.
-    A number that differs between the runs is a multiple of a length that differs likewise. Lengths that are equal in
-    both runs must be equal in each call, and one that has not changed must not change. Return None if the runs took
-    different steps or a number is no such multiple. With the steps comes what each length must be, as `plan_of` takes
-    it.
+    A number that differs between the runs is a multiple of a length that differs likewise, be it one that is derived
+    from those. Lengths that are equal in both runs must be equal in each call, and one that has not changed must not
+    change. Return None if the runs took different steps or a number is no such multiple. With the steps comes what each
+    length must be, as `plan_of` takes it.
     """
     pairs = list(zip(lengths, other_lengths))
     if first.inputs != second.inputs or len(first.steps) != len(second.steps):
@@ -37,6 +37,7 @@ def generalised(
     if any(first.pinned.get(at) is not tensor for at, tensor in second.pinned.items()):
         return None
     joined = _Join(pairs)
+    derived = joined.lengths(first.derived, second.derived)
     steps = tuple([joined.step(part, other_part) for part, other_part in zip(first.steps, second.steps)])
     ranges = tuple([joined.range(part, other_part) for part, other_part in zip(first.ranges, second.ranges)])
     result = joined.value(first.result, second.result)
@@ -52,7 +53,7 @@ def generalised(
             alike = [known for known, other in zip(classes, pairs) if other == pair]
             least, most, divisors = zip(*alike)
             conditions.append(LengthClass(max(least), min(most), max(divisors)))
-    return replace(first, steps=steps, ranges=ranges, result=result), conditions
+    return replace(first, steps=steps, ranges=ranges, derived=derived, result=result), conditions
 
 
 class _Join:
@@ -64,7 +65,34 @@ class _Join:
             for at, (length, other_length) in enumerate(pairs)
             if length and other_length and length != other_length
         ]
+        self.inputs = len(pairs)  # and numbers
         self.differs = False
+
+    def lengths(self, first: Sequence[Derived], second: Sequence[Derived]) -> tuple[Derived, ...]:
+        """Return the derived lengths of calls whose lengths vary, and let numbers be multiples of those that vary too.
+
+        One that is equal in both runs by chance, or of which a kernel may know all, must be equal in each call.
+        """
+        self.differs |= len(first) != len(second)
+        joined: list[Derived] = []
+        for each, other in zip(first, second):
+            args = self.value(each.args, other.args)
+            self.differs |= each.function is not other.function or each.known != other.known
+            if self.differs:
+                break
+            if not any([isinstance(argument, Length) for argument in args]):
+                continue  # it is a constant
+            if any([(each.function, args) == (known.function, known.args) for known in joined]):
+                continue
+            length, other_length = each.function(*each.args), other.function(*other.args)
+            if length == other_length:
+                joined.append(Derived(each.function, args, length))
+                continue
+            # a number that differs as two lengths do could be either
+            self.differs |= (length, other_length) in [varying[1:] for varying in self.varying]
+            self.varying.append((self.inputs + len(joined), length, other_length))
+            joined.append(Derived(each.function, args, each.known))
+        return tuple(joined)
 
     def step(self, first: Step, second: Step) -> Step:
         """Return a step that stands for both."""

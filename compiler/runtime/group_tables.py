@@ -7,9 +7,8 @@ that are remembered, it first compares the index tensor with what they were made
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 from ...formats.fixed_kernel import FixedKernel
 from ...formats.guard import KeptGuard, Unsaved, may_keep
 from ...formats.torch_state import is_captured, is_deterministic
+from ..binding import length_class
 from ..planning import number_of_tiles
 from .launch import INTERPRETED, SEVERAL_GPUS, on_device
 from .ranges import remember_range, remember_segments
@@ -127,15 +127,11 @@ def group_tables(index: Tensor, count: int, tile: int) -> GroupTables:
     with paused():
         tables = _remembered(index, count, tile)
     recording.call(_remembered, (index, count, tile), {}, tables)
-    if tile > 1:  # of lengths that have as many tiles, which kernels that take them count on
-        recording.check(_has_tiles(len(tables[1]), count, tile), index, True)
+    if tile > 1:
+        tiles = len(tables[1])
+        known = length_class((tiles, tile), (tile, 1)) or tiles
+        recording.derive(number_of_tiles, index.shape[0], count, tile, known=known)
     return tables
-
-
-@lru_cache(maxsize=1024)
-def _has_tiles(tiles: int, count: int, tile: int) -> Callable[[Tensor], bool]:
-    """Return what says whether an index tensor has so many tiles."""
-    return lambda index: number_of_tiles(index.shape[0], count, tile) == tiles
 
 
 def note_use(index: Tensor) -> None:
@@ -241,6 +237,7 @@ def sorted_tables(index: Tensor, count: int, tile: int) -> GroupTables:
             positions[slots.long()] = order.to(wide)
             numbers = torch.arange(tiles, device=device, dtype=wide)
             values = torch.searchsorted(starts, numbers, right=True, out_int32=wide is torch.int32) - 2
+            values.masked_fill_(numbers >= starts[-1], -1)  # tiles that no length of groups needs
             positions, pointers = positions.view(tiles, tile), starts[1:]
     tables = positions, values, pointers
     _remember_facts(tables, length, count, tile)

@@ -87,7 +87,8 @@ def plan_of(steps: Steps, services: Services, lengths: Sequence[Any] = ()) -> Pl
     # in cells, not in the scope, which would hold the function that holds the scope
     replay = scope["plan"](**writer.constants)
     is_launched = all([step.function is ALLOCATE for step in steps.steps if writer.is_called(step)])
-    divisor = math.prod([length.divisor for length in lengths if isinstance(length, LengthClass)])
+    known = [*lengths, *[derived.known for derived in writer.derived]]
+    divisor = math.prod([length.divisor for length in known if isinstance(length, LengthClass)])
     return Plan(steps.steps, steps.ranges, steps.pinned, steps.result, source, replay, is_launched, divisor)
 
 
@@ -96,6 +97,8 @@ class _Writer:
 
     def __init__(self, steps: Steps, services: Services, lengths: Sequence[Any]) -> None:
         self.plan, self.services, self.lengths = steps, services, lengths
+        # where lengths are fixed, so are those that are made of them
+        self.derived = [each for each in steps.derived if any([isinstance(part, Length) for part in each.args])]
         self.lines: list[str] = []
         self.constants: dict[str, Any] = {}
         self.names = {number: f"x{number}" for number in range(steps.inputs)}
@@ -149,11 +152,18 @@ class _Writer:
                 continue
             if at < self.plan.inputs:
                 self.lines.append(f"n{at} = x{at}.shape[0]")
-            if isinstance(length, LengthClass):
-                is_divided = f" or n{at} % {length.divisor}" if length.divisor > 1 else ""
-                self.miss_if(f"not {length.least} <= n{at} <= {length.most}{is_divided}")
-            else:
-                self.miss_if(f"n{at} != {length}")
+            self.miss_unless(at, length)
+        for at, derived in enumerate(self.derived, len(self.lengths)):
+            self.lines.append(f"n{at} = {self.constant(derived.function, 'f')}({', '.join(map(str, derived.args))})")
+            self.miss_unless(at, derived.known)
+
+    def miss_unless(self, at: int, length: Any) -> None:
+        """Write the guard on one length: that it is a number, or another length, or of a class."""
+        if isinstance(length, LengthClass):
+            is_divided = f" or n{at} % {length.divisor}" if length.divisor > 1 else ""
+            self.miss_if(f"not {length.least} <= n{at} <= {length.most}{is_divided}")
+        else:
+            self.miss_if(f"n{at} != {length}")
 
     def write_guards(self) -> bool:
         """Write all other guards; return False if a pinned index tensor does not tell when it changes."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .recording import Call, Check, Launch, Range, Recording, Slot, Step, slots_in
+from .recording import Call, Check, Derived, Launch, Range, Recording, Slot, Step, slots_in
 
 __all__ = ["ALLOCATE", "Length", "Steps", "reads_of", "touched_by_torch"]
 
@@ -19,10 +19,10 @@ FILLS = (Tensor.zero_, Tensor.fill_)  # which write all of a tensor, whatever it
 
 @dataclass(frozen=True)
 class Length:
-    """`factor` times a length that varies from call to call: the first dimension of an input, or a number."""
+    """`factor` times a length that varies from call to call: a first dimension of an input, a number, or derived."""
 
     factor: int
-    place: int  # among the inputs' first dimensions, then the numbers
+    place: int  # among the inputs' first dimensions, then the numbers, then the lengths that are derived from these
 
     def __str__(self) -> str:
         return f"n{self.place}" if self.factor == 1 else f"{self.factor} * n{self.place}"
@@ -36,6 +36,7 @@ class Steps:
     steps: tuple[Step, ...]
     ranges: tuple[Range, ...]
     checks: tuple[Check, ...]
+    derived: tuple[Derived, ...]
     pinned: Mapping[int, Tensor]
     result: Any
     dtypes: frozenset[torch.dtype]  # by which torch's flags for sums of halves and products of float32 matter or not
@@ -66,7 +67,8 @@ class Steps:
         ranged = {at: (tuple(index.shape), index.stride(), index.dtype) for at, index in ranged_inputs.items()}
         checks = tuple(dict.fromkeys(recording.checks))
         kinds = device, eager, filled, any([tensor.is_floating_point() for tensor in recording.inputs])
-        return cls(count, steps, ranges, checks, pinned, result, dtypes, *kinds, ranged, guarded)
+        derived = tuple(dict.fromkeys(recording.derived))
+        return cls(count, steps, ranges, checks, derived, pinned, result, dtypes, *kinds, ranged, guarded)
 
 
 def reads_of(step: Step) -> list[Slot]:

@@ -20,10 +20,12 @@ from torch.overrides import TorchFunctionMode
 
 from ...formats.guard import offset_in_memory, versions_of
 from ...formats.torch_state import is_capturing
+from ..binding import LengthClass
 
 __all__ = [
     "Call",
     "Check",
+    "Derived",
     "Launch",
     "Range",
     "Recording",
@@ -170,6 +172,19 @@ class Range:
 
 
 @dataclass(frozen=True)
+class Derived:
+    """A length that is worked out from others, as `function(*args)`; kernels know of it what `known` says.
+
+    In steps for calls of any lengths it has Lengths among its arguments, and is one that others refer to by a place
+    behind those of the inputs and the numbers.
+    """
+
+    function: Callable[..., int]
+    args: tuple[Any, ...]
+    known: LengthClass | int  # a number: they may know all of it
+
+
+@dataclass(frozen=True)
 class Check:
     """A question about an index tensor, whose answer a replay must get too."""
 
@@ -186,6 +201,7 @@ class Recording(TorchFunctionMode):
     steps: list[Step] = field(default_factory=list)
     ranges: list[Range] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
+    derived: list[Derived] = field(default_factory=list)
     pinned: dict[int, Tensor] = field(default_factory=dict)  # by slot
     refusal: str = ""  # why no plan can be made of this run
     is_postponed: bool = False
@@ -285,6 +301,14 @@ class Recording(TorchFunctionMode):
         slot = self._slot(index)
         if slot.number < len(self.inputs):
             self.checks.append(Check(function, slot, answer))
+
+    def derive(self, function: Callable[..., int], *args: int, known: LengthClass | int) -> None:
+        """Note a length `function(*args)` on which steps depend, and what kernels may know of it.
+
+        It must be noted unless it is a multiple of an input's length: two runs in which it is equal by chance would
+        make a plan for all lengths with that number in it.
+        """
+        self.derived.append(Derived(function, args, known))
 
     def is_input(self, tensor: Tensor) -> bool:
         """Return whether a tensor is an input of the run, which nobody changes in it."""

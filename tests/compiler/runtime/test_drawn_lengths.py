@@ -19,6 +19,7 @@ from torch import Tensor
 
 from insum_ops import insum
 from insum_ops.compiler.language.errors import IndexRangeError
+from insum_ops.compiler.routes import choice
 from insum_ops.formats import COO, GroupCOO
 
 pytestmark = pytest.mark.every_route
@@ -126,6 +127,30 @@ def extreme(draw: Draw) -> Call:
     return Call("C[p,n] = max(A[I[p,q],n])", None, values, {"I": positions}, reference)
 
 
+def grouped(draw: Draw) -> Call:
+    """Products with a weight that an index tensor chooses, which tables of its positions put in tiles."""
+    length, kinds = draw.length(LENGTHS), draw.one_of([3, 3, 7])
+    values = {"X": draw.values(length, 16), "W": draw.values(kinds, 16, 16)}
+
+    def reference(X: Tensor, W: Tensor, index: Tensor) -> Tensor:
+        chosen = W[index.long().clamp(min=0)]
+        return torch.where((index >= 0)[:, None], torch.einsum("pc,pcm->pm", X, chosen), 0.0)
+
+    return Call("Y[p,m] += X[p,c] * W[E[p],c,m]", None, values, {"E": draw.positions(kinds, length)}, reference)
+
+
+def summed_products(draw: Draw) -> Call:
+    """Products of rows, added up by an index tensor: the weight's gradient of `grouped`."""
+    length, kinds = draw.length(LENGTHS), draw.one_of([3, 3, 7])
+    values, index = {"X": draw.values(length, 16), "Z": draw.values(length, 16)}, draw.positions(kinds, length)
+
+    def reference(X: Tensor, Z: Tensor, index: Tensor) -> Tensor:
+        places = torch.where(index < 0, kinds, index.long())
+        return X.new_zeros(kinds + 1, 16, 16).index_add(0, places, X[:, :, None] * Z[:, None])[:kinds]
+
+    return Call("Y[E[p],c,m] += X[p,c] * Z[p,m]", (kinds, 16, 16), values, {"E": index}, reference)
+
+
 def sparse(draw: Draw) -> Call:
     """A format of a pattern that is new, over rows that are not."""
     rows, source = draw.length(LENGTHS[1:]), draw.length(SOURCE_LENGTHS)
@@ -139,7 +164,7 @@ def sparse(draw: Draw) -> Call:
 
 
 KINDS = {"gathered": gathered, "started": started, "scattered": scattered, "multiplied": multiplied}
-KINDS |= {"extreme": extreme, "sparse": sparse}
+KINDS |= {"extreme": extreme, "sparse": sparse, "grouped": grouped, "summed_products": summed_products}
 
 
 def check(draw: Draw, call: Call) -> None:
@@ -199,4 +224,14 @@ def check_sequence(kind: str, seed: int, calls: int = CALLS) -> None:
 def test_calls_are_right_whatever_came_before(kind, seed, tuning, monkeypatch):
     if tuning == "off":
         monkeypatch.setenv("INSUM_TUNE", "off")
+    check_sequence(kind, seed)
+
+
+@pytest.mark.sampled(times=1 if IS_INTERPRETED else 2)
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("kind", ["grouped", "summed_products"])
+def test_calls_by_groups_are_right_whatever_came_before(kind, seed, monkeypatch):
+    """How many tiles there are follows from lengths, and may be equal for different ones."""
+    monkeypatch.setenv("INSUM_TUNE", "off")
+    monkeypatch.setattr(choice, "CLEAR", 0.0)  # wherever there are ways to group products
     check_sequence(kind, seed)

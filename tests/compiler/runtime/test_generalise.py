@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from recorded_plans import Surroundings, assert_same, joined, recorded
+from recorded_plans import Function, Surroundings, assert_same, joined, recorded
+from torch import Tensor
 
 from insum_ops.compiler.binding import LengthClass
 from insum_ops.compiler.runtime.generalise import generalised
 from insum_ops.compiler.runtime.plan import plan_of
 from insum_ops.compiler.runtime.plan_cache import _Plans, planned
 from insum_ops.compiler.runtime.plan_steps import Length, Steps
+from insum_ops.compiler.runtime.recording import active
 
 pytestmark = pytest.mark.cpu
 
@@ -62,6 +64,48 @@ def test_lengths_that_are_equal_are_of_both_classes():
     found = generalised(*runs, [4, 4], [6, 6], [LengthClass(1, 8, 1), LengthClass(3, 100, 2)])
     assert found is not None
     assert found[1] == [LengthClass(3, 8, 2), Length(1, 0)]
+
+
+def in_tiles(length: int, tile: int = 4) -> int:
+    return length // tile + 2
+
+
+def tiled(known: LengthClass | None = None) -> Function:
+    """Return a function whose result has tiles, noted as a length that is derived; None: a kernel knows how many."""
+
+    def function(x: Tensor) -> Tensor:
+        tiles, recording = in_tiles(len(x)), active()
+        if recording is not None:
+            recording.derive(in_tiles, len(x), 4, known=known or tiles)
+        return x.new_zeros(tiles, 3)
+
+    return function
+
+
+def test_a_derived_length_is_worked_out_for_each_call():
+    function = tiled(LengthClass(2, 20, 1))
+    plan = joined(function, [torch.zeros(8)], [torch.zeros(15)])
+    for length in (8, 15, 3, 16, 72):
+        assert_same(plan.replay(torch.zeros(length)), function(torch.zeros(length)))
+    assert plan.replay(torch.zeros(100)) is None  # of another class
+
+
+@pytest.mark.parametrize("known", [LengthClass(2, 20, 1), None])
+def test_a_derived_length_that_is_equal_by_chance_must_be_so_in_each_call(known):
+    function = tiled(known)
+    plan = joined(function, [torch.zeros(8)], [torch.zeros(11)])
+    for length in (8, 9, 11):
+        assert_same(plan.replay(torch.zeros(length)), function(torch.zeros(length)))
+    assert plan.replay(torch.zeros(7)) is plan.replay(torch.zeros(12)) is None
+
+
+def test_a_derived_length_of_which_a_kernel_knows_all_makes_no_plan_for_others():
+    assert joined(tiled(None), [torch.zeros(8)], [torch.zeros(15)]) is None
+
+
+def test_a_derived_length_that_differs_as_an_input_does_is_not_told_apart_from_it():
+    function = tiled(LengthClass(2, 20, 1))
+    assert joined(lambda x, y: function(x), [torch.zeros(8), torch.zeros(4)], [torch.zeros(16), torch.zeros(6)]) is None
 
 
 @pytest.mark.parametrize(

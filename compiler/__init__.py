@@ -30,7 +30,7 @@ from .binding import (
     whole_along,
 )
 from .explain import Explanation, Tuning, explanation_of, tuning_of
-from .in_place import run_in_place
+from .in_place import run_in_place, run_summed
 from .language import (
     Access,
     IndexRangeError,
@@ -172,6 +172,7 @@ __all__ = [
     "run_plain",
     "run_plain_with_winners",
     "run_several",
+    "run_summed",
     "separate_gradients",
     "shortened",
     "takes_composites",

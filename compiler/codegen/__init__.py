@@ -24,7 +24,7 @@ among them: read it first. The files in the order of their imports:
     body         the whole kernel
 """
 
-from .body import emit, emit_joint
+from .body import emit, emit_joint, emit_summed
 from .kernel import ALIGNED, NUMBERS, Config, Flags, Kernel, Parameter
 
-__all__ = ["ALIGNED", "NUMBERS", "Config", "Flags", "Kernel", "Parameter", "emit", "emit_joint"]
+__all__ = ["ALIGNED", "NUMBERS", "Config", "Flags", "Kernel", "Parameter", "emit", "emit_joint", "emit_summed"]

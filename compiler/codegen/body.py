@@ -19,9 +19,9 @@ from .runs import write_runs
 from .scope import Scope
 from .spec import KernelSpec
 from .stores import early_seed, load_shared, store_sum
-from .unrolled import write_unrolled
+from .unrolled import write_unrolled, write_unrolled_sum
 
-__all__ = ["emit", "emit_joint"]
+__all__ = ["emit", "emit_joint", "emit_summed"]
 
 
 def emit(schedule: Schedule, strides: Strides, config: Config, flags: Flags | None = None) -> Kernel:
@@ -66,6 +66,31 @@ def emit_joint(
         for statement in scopes:
             _write_sum(statement)
     return _assemble(scopes, grid)
+
+
+def emit_summed(
+    schedules: Sequence[Schedule], strides: Sequence[Strides], config: Config, flags: Sequence[Flags]
+) -> Kernel:
+    """Return the kernel that adds up the statements of `summed_schedules`, whose results are stored once.
+
+    `config` has the blocks of all of them, and `strides` and `flags` are those of each statement.
+    """
+    specs = [
+        KernelSpec.of(schedule, stride, replace(config, blocks=_own_blocks(config, schedule)), flag)
+        for schedule, stride, flag in zip(schedules, strides, flags)
+    ]
+    scope = Scope(specs[0])
+    grid = place_program(scope)
+    scopes = [replace(scope.child(indent=0), spec=spec) for spec in specs]
+    for statement in scopes:
+        define_single_steps(statement)
+        load_available(statement)
+    write_unrolled_sum(*scopes)
+    return _assemble(scopes, grid)
+
+
+def _own_blocks(config: Config, schedule: Schedule) -> tuple[tuple[str, int], ...]:
+    return tuple((name, config.block(name)) for name in schedule.axes)
 
 
 def _write_sum(scope: Scope) -> None:

@@ -21,7 +21,18 @@ from .scope import Scope
 from .spec import Axes, KernelSpec
 from .stores import finish_sum, store_interleaved, store_sum
 
-__all__ = ["Load", "LoadKey", "Row", "add_row", "has_entries", "output_rows", "rows_of", "store_rows", "write_unrolled"]
+__all__ = [
+    "Load",
+    "LoadKey",
+    "Row",
+    "add_row",
+    "has_entries",
+    "output_rows",
+    "rows_of",
+    "store_rows",
+    "write_unrolled",
+    "write_unrolled_sum",
+]
 
 
 class Term(NamedTuple):
@@ -48,6 +59,15 @@ class Row(NamedTuple):
     terms: list[Term]
 
 
+class Part(NamedTuple):
+    """Rows that are summed together, and what they wait for."""
+
+    rows: Sequence[Row]
+    small: Sequence[Load]  # that come before the first large one
+    large: Sequence[Load]  # tiles that have all axes, in the order in which they are loaded
+    axes: Axes
+
+
 def write_unrolled(*scopes: Scope) -> None:
     """Write a program's rows, each a sum over the entries of its tables, of one statement or of several in turn."""
     scope, loads = scopes[0], dict[LoadKey, Load]()
@@ -59,13 +79,36 @@ def write_unrolled(*scopes: Scope) -> None:
     for load in loads.values():
         if load not in large:
             scope.lines += load.lines
-    totals = _sum_by_tile(rows, large, axes) if large else {}
+    (totals,) = _sum_by_tile([Part(rows, [], large, axes)]) if large else ({},)
     first = 0
     for statement, own in zip(scopes, by_statement):
         is_summed = bool(large) and all(_is_summed_by_tile(row, large) for row in own)
         results = [totals.get(first + at, "") for at in range(len(own))] if is_summed else None
         store_rows(statement, own, results, axes)
         first += len(own)
+
+
+def write_unrolled_sum(*scopes: Scope) -> None:
+    """Write a program's rows, each the sum of a row of every statement: they are stored when all are added up."""
+    loads, parts = dict[LoadKey, Load](), list[Part]()
+    for scope in scopes:
+        known, axes = {*loads}, scope.spec.ordered({*scope.spec.schedule.names("tile", "step")})
+        rows = list(rows_of(scope, loads))
+        new = {key: load for key, load in loads.items() if key not in known}
+        large = _large_loads(rows, new, axes)
+        large = large if all(_is_summed_by_tile(row, large) for row in rows) else []
+        parts.append(Part(rows, [load for load in new.values() if load not in large], large, axes))
+    summands: list[list[str]] = [[] for _ in parts[0].rows]
+    for part, totals in zip(parts, _sum_by_tile(parts)):
+        for at, row in enumerate(part.rows):
+            if at in totals:
+                summands[at].append(totals[at])
+            elif row.terms:
+                acc = Value(row.scope.symbols.fresh("sum"), part.axes)
+                _sum_row(row, acc)
+                summands[at].append(_total(row.scope.spec, acc).text)
+    results = [" + ".join(texts) for texts in summands]
+    store_rows(scopes[0], [Row(row.scope, []) for row in parts[0].rows], results, parts[0].axes)
 
 
 def rows_of(scope: Scope, loads: dict[LoadKey, Load]) -> Iterator[Row]:
@@ -284,28 +327,40 @@ def _add_summands(scope: Scope, summands: Sequence[Value], acc: Value, is_new: b
         scope.line(f"{acc.text} {'=' if is_new and not at else '+='} {scope.spec.tile.spread(value, acc.axes)}")
 
 
-def _sum_by_tile(rows: Sequence[Row], large: Sequence[Load], axes: Axes) -> dict[int, str]:
-    """Write the sums of all rows where a factor has every axis; return the variable of each row's result.
+def _sum_by_tile(parts: Sequence[Part]) -> list[dict[int, str]]:
+    """Write the sums of all rows where a factor has every axis; return the variable of each row's result, by parts.
 
     Each of that factor's tiles is loaded once, for all rows, as many tiles ahead as the config has stages. A row that
     is complete is summed over the axes that the output lacks, so that few rows are whole tiles at a time.
     """
-    scope, uses = rows[0].scope, _uses(rows, large)
-    last = {row: at for at, terms_of in enumerate(uses) for row in terms_of}
-    results: dict[int, str] = {}
-    loaded = 0
-    for at, terms_of in enumerate(uses):
-        while loaded < min(at + scope.spec.config.num_stages, len(large)):
-            scope.lines += large[loaded].lines
-            loaded += 1
-        for row, terms in terms_of.items():
-            spec = rows[row].scope.spec
-            for value in _summands(spec, terms):
-                scope.line(f"acc_{row} {'+=' if row in results else '='} {spec.tile.spread(value, axes)}")
-                results[row] = f"acc_{row}"
-            if last[row] == at:
-                results[row] = scope.let(_total(spec, Value(results[row], axes)).text, (), "row").text
-    return results
+    scope, totals = parts[0].rows[0].scope, list[dict[int, str]]()
+    waiting, ahead = [lines for part in parts for lines in _lines_of_loads(part)], scope.spec.config.num_stages
+    loaded = done = 0
+    for part in parts:
+        uses = _uses(part.rows, part.large)
+        last = {row: at for at, terms_of in enumerate(uses) for row in terms_of}
+        results: dict[int, str] = {}
+        for at, terms_of in enumerate(uses or [{}]):
+            while loaded < min(done + ahead, len(waiting)):
+                scope.lines += waiting[loaded]
+                loaded += 1
+            done += 1
+            for row, terms in terms_of.items():
+                spec = part.rows[row].scope.spec
+                for value in _summands(spec, terms):
+                    text = spec.tile.spread(value, part.axes)
+                    scope.line(f"acc_{row} {'+=' if row in results else '='} {text}")
+                    results[row] = f"acc_{row}"
+                if last[row] == at:
+                    results[row] = scope.let(_total(spec, Value(results[row], part.axes)).text, (), "row").text
+        totals.append(results)
+    return totals
+
+
+def _lines_of_loads(part: Part) -> list[list[str]]:
+    """Return the lines of each large load, those of the small ones before the first."""
+    small, large = [line for load in part.small for line in load.lines], [load.lines for load in part.large]
+    return [[*small, *large[0]], *large[1:]] if large else [small]
 
 
 def _uses(rows: Sequence[Row], large: Sequence[Load]) -> list[dict[int, list[Term]]]:

@@ -22,7 +22,7 @@ from .errors import (
     on_problem,
     shortened,
 )
-from .ir import Access, Const, Index, Number, Statement, Var, substituted, walk
+from .ir import Access, Const, Index, Number, Statement, Var, renamed, substituted, walk
 from .parse import parse
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "gradient",
     "on_problem",
     "parse",
+    "renamed",
     "shortened",
     "substituted",
     "tangent_terms",

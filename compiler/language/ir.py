@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple, Union
 
-__all__ = ["Access", "Const", "Index", "Number", "Pointing", "Statement", "Var", "substituted", "walk"]
+__all__ = ["Access", "Const", "Index", "Number", "Pointing", "Statement", "Var", "renamed", "substituted", "walk"]
 
 
 @dataclass(frozen=True)
@@ -218,3 +218,24 @@ def substituted(access: Access, swap: Mapping[Index, Index]) -> Access:
         return substituted(item, swap) if isinstance(item, Access) else item
 
     return replace(access, indices=tuple(map(index, access.indices)))
+
+
+def renamed(statement: Statement, names: Mapping[str, str], tensors: Mapping[str, str]) -> Statement:
+    """Return a statement with other names for some of its indices, and for some of the tensors that it reads.
+
+    >>> product = Statement(Access("C", (Var("i"),)), (Access("A", (Var("i"), Var("k"))), Access("B", (Var("k"),))))
+    >>> str(renamed(product, {"k": "k_2"}, {"B": "D"}))
+    'C[i] += A[i,k_2] * D[k_2]'
+    """
+
+    def index(item: Index) -> Index:
+        if isinstance(item, Var):
+            return replace(item, name=names.get(item.name, item.name))
+        return access(item) if isinstance(item, Access) else item
+
+    def access(item: Access) -> Access:
+        return replace(item, name=tensors.get(item.name, item.name), indices=tuple(map(index, item.indices)))
+
+    output = replace(statement.output, indices=tuple(map(index, statement.output.indices)))
+    factors = tuple([access(factor) if isinstance(factor, Access) else factor for factor in statement.factors])
+    return replace(statement, output=output, factors=factors, text="")

@@ -24,7 +24,7 @@ from .constant_tables import line_of_access, number_at
 from .contraction import SHORT, Dot, Leaf, Node, Product, Sum, dots, leaves, multiply
 from .device import DEVICES, H200, Device, described_as, device_of, line_of
 from .grouping import Grouping, groupings, number_of_tiles
-from .joint import holds_sums, in_turns, joint_schedules, may_share_kernel
+from .joint import holds_sums, in_turns, joint_schedules, may_share_kernel, summed_schedules
 from .movement import VECTOR_BYTES, WARP_ROW, block_along
 from .relayout import Split
 from .rules import LARGEST_TILE, LEAST_TILE, MOST_ENTRIES, other_schedules, schedules
@@ -86,4 +86,5 @@ __all__ = [
     "schedules",
     "split",
     "strategies",
+    "summed_schedules",
 ]

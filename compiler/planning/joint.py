@@ -25,7 +25,7 @@ from .rules import unrolled_schedule
 from .scatter import Start, is_varying, strategies
 from .schedule import Schedule, Strides
 
-__all__ = ["holds_sums", "in_turns", "joint_schedules", "may_share_kernel"]
+__all__ = ["holds_sums", "in_turns", "joint_schedules", "may_share_kernel", "summed_schedules"]
 
 MOST_SUMMED = 16384  # elements of a tile that is summed whole: 32 of each tensor for a thread of a program of 16 warps
 
@@ -79,6 +79,29 @@ def joint_schedules(
     roles = {name: "step" if name in summed else "tile" for name in sorted(names, key=rank)}
     unrolled = [dict.fromkeys(part.names("unrolled"), "unrolled") for part in parts]
     return tuple(replace(part, roles={**roles, **own_names}) for part, own_names in zip(parts, unrolled))
+
+
+def summed_schedules(
+    bounds: Sequence[Bound], strides: Sequence[Strides], facts: Sequence[Fact | None], deterministic: bool = False
+) -> tuple[Schedule, ...] | None:
+    """Return a schedule for each of several statements with one output, such that one kernel adds them all up.
+
+    All are over constant tables, and a program stores its results once. A name that only some of them sum over may have
+    any length there. None if no kernel adds them up.
+    """
+    parts = [_alone(*part, deterministic) for part in zip(bounds, strides, facts)]
+    own = [part for part in parts if part is not None and part.tables and part.strategy == "store"]
+    if len(own) < len(parts) or len({_stored(part) for part in own}) > 1:
+        return None
+    return tuple(own)
+
+
+def _stored(schedule: Schedule) -> tuple[object, ...]:
+    """Return what schedules share of which a program can add up the results: its tile, and where it has entries."""
+    statement, placed = schedule.bound.statement, schedule.names("grid", "tile")
+    outside = frozenset(str(access) for access in statement.index_accesses if access.name not in schedule.tables)
+    kept = {name: schedule.extents[name] for name in schedule.free}
+    return str(schedule.output), statement.scale, outside, placed, tuple(kept.items()), schedule.bound.dtype
 
 
 def in_turns(schedules: Sequence[Schedule], in_order: Collection[int]) -> tuple[Schedule, ...] | None:

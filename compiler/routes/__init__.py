@@ -25,7 +25,7 @@ from .choice import (
 )
 from .exported import plan_for, run_exported
 from .grouped import groupings_of
-from .joint import JointCall, run_jointly
+from .joint import JointCall, run_jointly, sum_jointly
 from .prepared import PreparedStatement, Result, Runner, has_kernels, prepare, problem_for, refuse_freed, ways_of
 from .steps import LEAST_GAIN, Step, evaluated, may_be_kept, split_of, steps_of
 
@@ -58,5 +58,6 @@ __all__ = [
     "run_jointly",
     "split_of",
     "steps_of",
+    "sum_jointly",
     "ways_of",
 ]

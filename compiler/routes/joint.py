@@ -1,5 +1,7 @@
 """Several sums over the same tensors, such as the gradients of a statement: in one kernel, or one after the other.
 
+So are several statements whose results are added up: each by itself would read what those before it have written.
+
 Where tuning is on, both are timed and the choice is kept as tuned configs are. Where nothing may be timed, each
 statement is evaluated by itself. On a CPU they are one program of torch's operations.
 """
@@ -16,6 +18,7 @@ from torch import Tensor
 from ...formats.facts import ConstantTables, Fact
 from ...lru_cache import LRUCache
 from ..codegen import Config
+from ..language import fresh_name, renamed
 from ..planning import holds_sums, resized
 from ..reference import Part, joint_program_for, placeholders
 from ..runtime import JointLauncher, on_device, paused
@@ -29,12 +32,13 @@ from ..tuning import (
     joint_problem,
     may_be_timed,
     next_batch,
+    summed_problem,
     tuning_mode,
 )
 from .choice import fastest_way
 from .prepared import PreparedStatement, as_one_step, has_kernels, prepare
 
-__all__ = ["JointCall", "run_jointly"]
+__all__ = ["JointCall", "run_jointly", "sum_jointly"]
 
 APART = "apart"
 CHOICES = 1024
@@ -68,6 +72,87 @@ def run_jointly(calls: Sequence[JointCall], run: Run) -> list[Tensor]:
         return _in_one_program(calls, run)
     choice = _choice(calls, run) if are_several and by_kernels and _share_names(calls) else _Choice(None)
     return _run(calls, choice.launcher, choice.places, run)
+
+
+def sum_jointly(calls: Sequence[JointCall], in_turn: Callable[[Sequence[JointCall]], Tensor]) -> Tensor:
+    """Return the sum of several statements' values; `in_turn` evaluates one after the other."""
+    if len(calls) == 1 or not has_kernels(calls[0].tensors[0].device):
+        return in_turn(calls)
+    own = _with_own_names(calls)
+    choice = _Choice(None) if own is None else _sum_choice(own, in_turn)
+    return in_turn(calls) if own is None or choice.launcher is None else choice.launcher([c.tensors for c in own])[0]
+
+
+def _with_own_names(calls: Sequence[JointCall]) -> list[JointCall] | None:
+    """Return statements in which a name stands for one tensor, or one length; None if they have several outputs."""
+    statements = [prepare(*call) for call in calls]
+    outputs = {(str(each.bound.statement.output), each.bound.size) for each in statements}
+    if len(outputs) > 1 or any([each.bound.is_seeded or each.bound.is_empty for each in statements]):
+        return None
+    known, taken, own_calls = dict[tuple[str, object], str](), set[str](), []
+    for prepared, call in zip(statements, calls):
+        statement, tensors = prepared.bound.statement, dict(zip(prepared.names, call.tensors))
+        taken |= {statement.output.name, *statement.free}
+        stands_for = {**{name: prepared.bound.extents[name] for name in statement.summed}, **_ids(tensors)}
+        for name, what in stands_for.items():
+            if (name, what) not in known:
+                known[name, what] = fresh_name(f"{name}_{len(known)}", taken) if name in taken else name
+                taken.add(known[name, what])
+        own = {name: known[name, what] for name, what in stands_for.items()}
+        fact = call.fact
+        if isinstance(fact, ConstantTables):
+            fact = ConstantTables({own[name]: table for name, table in fact.numbers.items()})
+        text, names = str(renamed(statement, own, own)), ",".join(own[name] for name in tensors)
+        own_calls.append(JointCall(text, names, call.size, call.tensors, fact))
+    return own_calls
+
+
+def _ids(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    return {name: id(tensor) for name, tensor in tensors.items()}
+
+
+def _sum_choice(calls: Sequence[JointCall], in_turn: Callable[[Sequence[JointCall]], Tensor]) -> _Choice:
+    """Return the kernel that adds up statements over tensors like these, if it is faster than one after the other."""
+    statements = [prepare(*call) for call in calls]
+    variants = [statement.variant(call.tensors) for statement, call in zip(statements, calls)]
+    parts = zip(statements, variants, calls)
+    key = "sum", *[statement.kernel_key(variant, call.fact) for statement, variant, call in parts]
+    choice = _choices.get(key)
+    if choice is None:
+        if not may_be_timed(calls[0].tensors[0].device):
+            return _Choice(None)
+        choice = _choices[key] = _timed_sum(calls, statements, in_turn)
+    return choice if choice.launcher is None else _Choice(fitted(choice.launcher, statements))
+
+
+def _timed_sum(
+    calls: Sequence[JointCall],
+    statements: Sequence[PreparedStatement],
+    in_turn: Callable[[Sequence[JointCall]], Tensor],
+) -> _Choice:
+    """Return the kernel of a sum that takes the least, none if one after the other does."""
+    problem = summed_problem([each.problem(call.tensors, call.fact) for each, call in zip(statements, calls)])
+    if problem is None:
+        return _Choice(None)
+    tensors = [call.tensors for call in calls]
+    configs, (together_ms, apart_ms) = {str(config): config for config in problem.configs}, problem.host_milliseconds
+    launchers, times = problem.built(tensors, [*configs.values()]), dict[str, float]()
+
+    def start(name: str) -> tuple[Callable[[], object], float] | None:
+        if name == APART:  # for which each statement is tuned by itself: not where none of them could be fast enough
+            is_hopeless = problem.apart_floor >= min(times.values(), default=float("inf"))
+            return None if is_hopeless else (lambda: in_turn(calls), apart_ms)
+        launcher = launchers.get(name)
+        return None if launcher is None else (lambda: launcher(tensors), together_ms)
+
+    with on_device(statements[0].bound.device), paused(), torch.no_grad():  # none of it is a part of the call
+        names = [*configs, APART]
+        name = fastest(problem.key, names, names, start, times)
+        if name == APART:
+            return _Choice(None)
+        launcher = problem.launcher(configs[name])
+        launcher.build(tensors)
+    return _Choice(launcher)
 
 
 def _in_one_program(calls: Sequence[JointCall], run: Run) -> list[Tensor]:
@@ -123,7 +208,8 @@ def _choice(calls: Sequence[JointCall], run: Run) -> _Choice:
 def fitted(launcher: JointLauncher, statements: Sequence[PreparedStatement]) -> JointLauncher:
     """Return a launcher for the lengths of these statements' tensors."""
     bounds = [statement.bound for statement in statements]
-    return launcher.resized(bounds, resized(launcher.kernel.schedule, bounds[0], None))
+    lengths = {name: extent for bound in bounds for name, extent in bound.extents.items()}
+    return launcher.resized(bounds, lengths | resized(launcher.kernel.schedule, bounds[0], None))
 
 
 def _timed(calls: Sequence[JointCall], statements: Sequence[PreparedStatement], run: Run) -> _Choice:

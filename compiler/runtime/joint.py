@@ -1,4 +1,4 @@
-"""The launch of a kernel with several outputs."""
+"""The launch of a kernel of several statements, with an output for each or one for their sum."""
 
 from __future__ import annotations
 
@@ -64,21 +64,22 @@ def joint_launcher(
     names: Sequence[Sequence[str]],
     sum_dtypes: Sequence[torch.dtype],
 ) -> JointLauncher:
-    """Return the launcher of a kernel that `emit_joint` wrote; the last three are of each statement.
+    """Return the launcher of a kernel that `emit_joint` or `emit_summed` wrote; the last three are of each statement.
 
     `names` is the order in which its tensors will arrive.
     """
+    written = [parameter for parameter in kernel.parameters if parameter.kind == "output"]
     pointers = [parameter for parameter in kernel.parameters if parameter.kind not in NUMBERS]
     read = [parameter.name for parameter in pointers if parameter.kind == "tensor"]
     places = tuple(next((part, own.index(name)) for part, own in enumerate(names) if name in own) for name in read)
     order = tuple(
-        read.index(parameter.name) if parameter.kind == "tensor" else int(parameter.name) - len(schedules)
+        read.index(parameter.name) if parameter.kind == "tensor" else int(parameter.name or 0) - len(written)
         for parameter in pointers
     )
 
     def number(parameter: Parameter) -> int:
         if parameter.kind == "extent":
-            return schedules[0].extents[parameter.name]
+            return next(own.extents[parameter.name] for own in schedules if parameter.name in own.extents)
         return next(own[parameter.name] for own in strides if parameter.name in own)[parameter.dim]
 
     bound = schedules[0].bound
@@ -87,6 +88,6 @@ def joint_launcher(
     fields = order, numbers, grid, bound.statement.scatter_dim, -1
     outputs = tuple(
         Output(schedule.bound.size, dtype, schedule.bound.dtype, schedule.covers_output)
-        for schedule, dtype in zip(schedules, sum_dtypes)
+        for schedule, dtype in zip(schedules[: len(written)], sum_dtypes)
     )
     return JointLauncher(Launcher(bound, schedules[0], kernel, sum_dtypes[0], *fields), outputs, places)

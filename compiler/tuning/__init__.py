@@ -24,7 +24,7 @@ A file imports only from those above it.
 from .autotune import Timing, cached_launcher, choose, host_milliseconds, recall, refusals, tune
 from .choice import fastest, is_put_off
 from .cost import NEAR, floor_milliseconds
-from .joint import JointProblem, joint_problem
+from .joint import JointProblem, SummedProblem, joint_problem, summed_problem
 from .problem import (
     Candidate,
     Problem,
@@ -49,6 +49,7 @@ __all__ = [
     "Key",
     "Problem",
     "Search",
+    "SummedProblem",
     "Timing",
     "Tuned",
     "bucketed_lengths",
@@ -72,6 +73,7 @@ __all__ = [
     "next_batch",
     "recall",
     "refusals",
+    "summed_problem",
     "tune",
     "tuned",
     "tuning_mode",

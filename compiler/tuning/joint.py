@@ -12,18 +12,19 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from ...formats.torch_state import uses_tensor_cores
 from ..binding import power_of_two
-from ..codegen import Config, Kernel, emit_joint
+from ..codegen import Config, Kernel, emit_joint, emit_summed
 from ..language import UnsupportedError
-from ..planning import LARGEST_TILE, Schedule, Strides, device_of, in_turns, joint_schedules
+from ..planning import LARGEST_TILE, Schedule, Strides, device_of, in_turns, joint_schedules, summed_schedules
 from ..runtime import JointLauncher, joint_launcher
 from .autotune import BUILDERS, host_milliseconds
-from .cost import JointCost
+from .cost import JointCost, floor_milliseconds
 from .problem import Problem, digest
 from .space import run_lengths
 from .tuning_cache import Key
 
-__all__ = ["JointProblem", "joint_problem"]
+__all__ = ["JointProblem", "SummedProblem", "joint_problem", "summed_problem"]
 
 # Warps of a program, and elements of a tile for each thread, of statements over constant tables and of others. One H200
 # (torch 2.11, triton 3.6): of 1 to 8 each, the fastest of 13 kinds of gradients along edges was among these.
@@ -36,6 +37,13 @@ EACH_OF_A_SUM, MOST_WARPS = 16, 16  # elements for a thread of a sum that is too
 # Where programs add parts of sums: elements along memory, warps, and elements for each thread, so that a tile has far
 # more elements than its sides have results; not measured.
 WIDTHS, WARPS_OF_PARTS, EACH_OF_PARTS = (128, 64, 256), (4, 8), (32, 16)
+
+# Of statements that are added up: elements along memory, warps, elements of a tile for each thread, and tiles that are
+# loaded ahead. One H200 (torch 2.11, triton 3.6): of 10 such, one of these was the fastest for seven sums of a fully
+# connected product of 48, 24, 12 and 6 channels (`python -m bench.products --seed 4211 --cases 2`). Several warps
+# exchange sums: 0.26 to 10 ms where one took 0.21 to 1.3.
+SUMMED = ((32, 1, 16, 12), (32, 1, 8, 12), (32, 1, 8, 6))
+BLOCK_COSTS = 4  # elements: what a block costs beside its length; not measured
 
 Item = TypeVar("Item")
 
@@ -172,6 +180,79 @@ class JointProblem:
             for total in [part.sum_dtype(problem.flags.sum_dtype)]
         ]
         return sum(apart) - launch * (len(apart) - 1), sum(apart)
+
+
+def summed_problem(problems: Sequence[Problem]) -> SummedProblem | None:
+    """Return the problem of several statements whose results are added up; None if no kernel does that.
+
+    Those have one output, and what else has one name is one tensor, or has one length, in all of them.
+    """
+    bounds, strides, facts = zip(*[(problem.bound, problem.strides, problem.fact) for problem in problems])
+    schedules = summed_schedules(bounds, strides, facts, problems[0].deterministic)
+    return None if schedules is None else SummedProblem(tuple(problems), schedules)
+
+
+@dataclass(frozen=True)
+class SummedProblem(JointProblem):
+    """Statements that one kernel adds up, each with its schedule in that kernel."""
+
+    @cached_property
+    def configs(self) -> tuple[Config, ...]:
+        return tuple(dict.fromkeys(self._summed_config(*choices) for choices in SUMMED))
+
+    def _summed_config(self, along: int, warps: int, each: int, stages: int) -> Config:
+        """Return a config with tiles of `each` elements for a thread, and up to `along` of them side by side.
+
+        What a statement sums over is taken in blocks that cover it closely: each may have another length.
+        """
+        elements, blocks = warps * each * device_of(self.schedules[0].bound.device).warp_width, dict[str, int]()
+        for schedule, strides in zip(self.schedules, self.strides):
+            room, most = elements, along
+            for name in sorted(schedule.axes, key=lambda axis: not _is_along(axis, schedule, strides)):
+                if name not in blocks:
+                    extent, most = schedule.extents[name], min(room, most)
+                    is_kept = name in schedule.free
+                    blocks[name] = min(power_of_two(extent), most) if is_kept else _covering(extent, most)
+                room, most = max(1, room // blocks[name]), elements
+        return Config(tuple(blocks.items()), warps, stages)
+
+    @property
+    def apart_floor(self) -> float:
+        """The least milliseconds of one statement after the other: each but the first reads what it adds to, too."""
+        bound = self.problems[0].bound
+        device, tensor_cores = device_of(bound.device), uses_tensor_cores(bound.dtype)
+        alone = sum(floor_milliseconds(problem.bound, device, tensor_cores) for problem in self.problems)
+        again = prod(bound.size) * bound.dtype.itemsize * (len(self.problems) - 1)
+        return alone + 1e3 * again / device.bandwidth
+
+    @cached_property
+    def strides(self) -> tuple[Strides, ...]:
+        return tuple(problem.strides for problem in self.problems)
+
+    def kernel(self, config: Config) -> Kernel:
+        return emit_summed(self.schedules, self.strides, config, [problem.flags for problem in self.problems])
+
+
+def _is_along(name: str, schedule: Schedule, strides: Strides) -> bool:
+    """Whether the elements of a factor that has all axes lie side by side along a name."""
+    whole = [factor for factor in schedule.accesses if {*schedule.axes} <= {*factor.names}]
+    return any(
+        str(index) == name and stride == 1
+        for factor in whole
+        for index, stride in zip(factor.indices, strides[factor.name])
+    )
+
+
+def _covering(extent: int, most: int) -> int:
+    """Return the block by which an extent takes the least, the longest of several such.
+
+    What lies beyond its end costs as much as what is inside, and each block as much as a few elements.
+
+    >>> _covering(48, 32), _covering(24, 16), _covering(92, 128), _covering(6, 16)
+    (16, 8, 32, 8)
+    """
+    blocks = [1 << power for power in range(most.bit_length()) if 1 << power <= power_of_two(extent)]
+    return min(blocks, key=lambda block: (-(-extent // block) * (block + BLOCK_COSTS), -block))
 
 
 def _joined(tuples: Sequence[tuple[Item, ...]]) -> tuple[Item, ...]:

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..compiler import run_summed
 from .slots import Slots
-from .term_statements import Gradients, Parts, Statement, Step, run
+from .term_statements import Gradients, Parts, Statement, Step, joint_call, run
 from .weight_slices import Terms, WeightSlice
 
 __all__ = ["SCATTER", "InPlaceProduct", "writes_parts"]
@@ -74,13 +75,36 @@ class InPlaceProduct:
         if weight is not None:
             weight = self.in_order(weight)
         Xs, Ys, Ws = self.parts(x, y, weight)
-        Zs: list[Tensor | None] = [None] * len(self.sizes)
+        operands = [Parts(Xs[at1], Ys[at2], W, src) for (_, at1, at2, _), W in zip(self.steps, Ws)]
+        places = [at3 for *_, at3 in self.steps]
+        Zs, done = self.summed("Z", places, operands, self.sizes)
         saved: list[Tensor | None] = [x, y, weight]
-        for (step, at1, at2, at3), W in zip(self.steps, Ws):
-            Zs[at3], intermediate = step.forward(Parts(Xs[at1], Ys[at2], W, src), Zs[at3], self.sizes[at3])
+        for number, ((step, *_, at3), parts) in enumerate(zip(self.steps, operands)):
+            intermediate = None
+            if number not in done:
+                Zs[at3], intermediate = step.forward(parts, Zs[at3], self.sizes[at3])
             saved.append(intermediate)
         flat = [self.finished(at, Z, x, dst) for at, Z in enumerate(Zs)]
         return out.unordered(flat[0] if len(flat) == 1 else torch.cat(flat, 1)), saved
+
+    def summed(
+        self, name: str, places: Sequence[int], operands: Sequence[Any], sizes: Sequence[Sequence[int]]
+    ) -> tuple[list[Tensor | None], set[int]]:
+        """Return the sums of Z, dX or dY of those steps of one place that kernels may add up, and their numbers.
+
+        `places` says to which of `sizes` each step adds.
+        """
+        sums: list[Tensor | None] = [None] * len(sizes)
+        done = set[int]()
+        stated = [step.summand(name) for step, *_ in self.steps]
+        for at, size in enumerate(sizes):
+            numbered = [
+                (number, each) for number, each in enumerate(stated) if each is not None and places[number] == at
+            ]
+            if len(numbered) > 1:
+                sums[at] = run_summed([joint_call(each, size, operands[number]) for number, each in numbered])
+                done.update([number for number, _ in numbered])
+        return sums, done
 
     def finished(self, at: int, Z: Tensor | None, x: Tensor, dst: Tensor | None) -> Tensor:
         """Return a slot of the output: zeros where no path leads, the rows added up by `dst` where there is one."""
@@ -111,17 +135,23 @@ class InPlaceProduct:
         if dst is not None:
             dZs = [run(GATHER, size, (dZ, dst)) for dZ, size in zip(dZs, self.sizes)]
         Xs, Ys, Ws = self.parts(x, y, weight)
+        operands = [(Xs[at1], Ys[at2], W, src, dZs[at3]) for (_, at1, at2, at3), W in zip(self.steps, Ws)]
         dXs: list[Tensor | None] = [None] * len(Xs)
         dYs: list[Tensor | None] = [None] * len(Ys)
+        summed = {"X": set[int](), "Y": set[int]()}
+        if wanted[0]:
+            dXs, summed["X"] = self.summed("X", [at1 for _, at1, *_ in self.steps], operands, [X.shape for X in Xs])
+        if wanted[1]:
+            dYs, summed["Y"] = self.summed("Y", [at2 for _, _, at2, _ in self.steps], operands, [Y.shape for Y in Ys])
         dWs: list[Tensor] = []
         dw, places = None, [None] * len(self.steps)
         if wanted[2] and weight is not None and writes_parts(weight):
             dw = torch.empty_like(weight, memory_format=torch.contiguous_format)
             places = self.weights(dw)
-        for (step, at1, at2, at3), W, intermediate, place in zip(self.steps, Ws, intermediates, places):
-            parts = Parts(Xs[at1], Ys[at2], W, src)
-            totals = Gradients(dXs[at1], dYs[at2], place)
-            dXs[at1], dYs[at2], dW = step.backward(parts, intermediate, dZs[at3], wanted, totals)
+        for number, ((step, at1, at2, at3), intermediate, place) in enumerate(zip(self.steps, intermediates, places)):
+            totals, parts = Gradients(dXs[at1], dYs[at2], place), Parts(*operands[number][:4])
+            own = (wanted[0] and number not in summed["X"], wanted[1] and number not in summed["Y"], wanted[2])
+            dXs[at1], dYs[at2], dW = step.backward(parts, intermediate, dZs[at3], own, totals)
             if dW is not None:
                 dWs.append(dW)
         dx = dy = None

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from ..compiler import has_kernels, parse, run_in_place, terms
+from ..compiler import JointCall, has_kernels, parse, run_in_place, terms
 from ..formats.facts import Fact
 from .channels import MIXED, statement
 from .contraction import NO_ROWS
@@ -28,6 +28,7 @@ __all__ = [
     "Statement",
     "Step",
     "column_step",
+    "joint_call",
     "path_step",
     "run",
     "shared_step",
@@ -76,6 +77,9 @@ class Step(Protocol):
     def backward(self, parts: Parts, kept: Tensor | None, dZ: Tensor, wanted: Wanted, totals: Gradients) -> Gradients:
         """Return dX and dY of `totals` with the term's gradients added, and dW, written to its own if that is there."""
 
+    def summand(self, name: str) -> Statement | None:
+        """Return a statement of Z, dX or dY that a kernel may add to those of other steps, if there is one."""
+
 
 class Statement(NamedTuple):
     """A statement, the tensors that it reads and where they are found."""
@@ -84,6 +88,12 @@ class Statement(NamedTuple):
     reads: tuple[tuple[str, int], ...]  # a tensor's name and its place, of those below
     fixed: Mapping[str, Tensor]
     fact: Fact | None = None
+
+
+def joint_call(statement: Statement, size: Sequence[int], operands: Sequence[Any]) -> JointCall:
+    """Return a statement with its tensors, as one of several that run together."""
+    tensors = {**{name: operands[at] for name, at in statement.reads}, **statement.fixed}
+    return JointCall(statement.text, ",".join(tensors), tuple(size), [*tensors.values()], statement.fact)
 
 
 X, Y, W, SRC, DZ, TURNED = range(6)  # the last is W with its two channels exchanged
@@ -117,6 +127,9 @@ class StatedStep:
     scatter: Statement | None = None  # of dX, where its own statement gives a row for each b
     reads_turned: bool = False  # W with its last two dimensions exchanged, for dX
     reads_columns: bool = False
+
+    def summand(self, name: str) -> Statement | None:
+        return None
 
     def forward(self, parts: Parts, Z: Tensor | None, size: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
         return run(self.product, size, parts, Z), None
@@ -177,6 +190,10 @@ class TableStep:
     @property
     def weight_shape(self) -> tuple[int, ...]:
         return self.term.tables.shapes["W"]
+
+    def summand(self, name: str) -> Statement | None:
+        """Return the statement whose coefficients a kernel holds, unless its rows are added to those of X by `SRC`."""
+        return None if name == "X" and self.scatter is not None else self.statements.get((name, True))
 
     def forward(self, parts: Parts, Z: Tensor | None, size: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
         return run(self.stated("Z", parts, None), size, parts, Z), None
@@ -258,6 +275,9 @@ class MultilinearStep:
     product: Multilinear
     has_v = False
     reads_columns = False
+
+    def summand(self, name: str) -> Statement | None:
+        return None
 
     def contract(self, name: str, operands: Mapping[str, Any], size: tuple[int, ...]) -> Tensor:
         """Return the named tensor, contracted from the others and the coefficients."""

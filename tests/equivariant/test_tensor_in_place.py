@@ -10,11 +10,14 @@ import torch
 from statements import DEVICE, IS_INTERPRETED
 
 pytest.importorskip("e3nn.o3", reason="e3nn is an extra")
-from irreps import dense_product
+from irreps import assert_same, dense_product, doubles
+from joint_kernels import share_kernels
 from tensor_cases import CASES, Case, composed, learning, operands
 from tolerances import assert_matches
 
+from insum_ops.compiler.routes import joint
 from insum_ops.equivariant import in_place
+from insum_ops.nn import FullyConnectedTensorProduct
 
 pytestmark = pytest.mark.usefixtures("nothing_is_known")
 
@@ -227,3 +230,30 @@ def test_gradients_too_large_to_be_written_in_parts_are_put_together(monkeypatch
     found = torch.autograd.grad(z, leaves, upstream)
     for one, reference in zip(found, torch.autograd.grad(expected, leaves, upstream), strict=True):
         assert_matches(one, reference)
+
+
+UNEVEN = ("6x0e + 3x1o + 2x2e", "0e + 1o + 2e", "3x0e + 5x1o + 4x2e")
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("config", [0, -1])
+@pytest.mark.parametrize("has_edges", [False, True])
+def test_blocks_of_unequal_multiplicities_are_added_up_by_one_kernel(config, has_edges):
+    """Each pair of multiplicities has a statement, and those of one output are summed where they meet."""
+    torch.manual_seed(0)
+    ours = FullyConnectedTensorProduct(*UNEVEN, shared_weights=False, internal_weights=False)
+    with share_kernels(config) as contests:
+        for rows in (3, 3, 5, 4):
+            shapes = ((rows, ours.irreps_in1.dim), (rows, ours.irreps_in2.dim), (rows, ours.weight_numel))
+            leaves = [torch.randn(shape).to(DEVICE).requires_grad_() for shape in shapes]
+            wide = doubles(leaves)
+            if not has_edges:
+                assert_same(ours(*leaves), leaves, dense_product(ours, *wide), wide)
+                continue
+            src, dst = torch.randint(0, rows, (2, rows))
+            expected = torch.zeros(rows, ours.irreps_out.dim, dtype=torch.float64)
+            expected = expected.index_add(0, dst, dense_product(ours, wide[0][src], *wide[1:]))
+            found = ours(*leaves, src=src.to(DEVICE), dst=dst.to(DEVICE))
+            assert_same(found, leaves, expected, wide)
+        sums = [key.statement for key, ways in contests if joint.APART in ways]
+    assert {text.split(": ")[1][:1] for text in sums} >= ({"Z"} if has_edges else {"Z", "X", "Y"})

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -89,26 +90,27 @@ def _with_own_names(calls: Sequence[JointCall]) -> list[JointCall] | None:
     outputs = {(str(each.bound.statement.output), each.bound.size) for each in statements}
     if len(outputs) > 1 or any([each.bound.is_seeded or each.bound.is_empty for each in statements]):
         return None
-    known, taken, own_calls = dict[tuple[str, object], str](), set[str](), []
-    for prepared, call in zip(statements, calls):
-        statement, tensors = prepared.bound.statement, dict(zip(prepared.names, call.tensors))
-        taken |= {statement.output.name, *statement.free}
-        stands_for = {**{name: prepared.bound.extents[name] for name in statement.summed}, **_ids(tensors)}
+    known, taken, own_calls = dict[tuple[str, int], str](), set[str](), []
+
+    def own_names(stands_for: Mapping[str, int]) -> dict[str, str]:
+        """Return a name for each, which is the same in another statement if it stands for the same there."""
         for name, what in stands_for.items():
             if (name, what) not in known:
                 known[name, what] = fresh_name(f"{name}_{len(known)}", taken) if name in taken else name
                 taken.add(known[name, what])
-        own = {name: known[name, what] for name, what in stands_for.items()}
+        return {name: known[name, what] for name, what in stands_for.items()}
+
+    for prepared, call in zip(statements, calls):
+        statement, tensors = prepared.bound.statement, dict(zip(prepared.names, call.tensors))
+        taken |= {statement.output.name, *statement.free}
+        indices = own_names({name: prepared.bound.extents[name] for name in statement.summed})
+        names = own_names({name: id(tensor) for name, tensor in tensors.items()})
         fact = call.fact
         if isinstance(fact, ConstantTables):
-            fact = ConstantTables({own[name]: table for name, table in fact.numbers.items()})
-        text, names = str(renamed(statement, own, own)), ",".join(own[name] for name in tensors)
-        own_calls.append(JointCall(text, names, call.size, call.tensors, fact))
+            fact = ConstantTables({names[name]: table for name, table in fact.numbers.items()})
+        text = str(renamed(statement, indices, names))
+        own_calls.append(JointCall(text, ",".join(names[name] for name in tensors), call.size, call.tensors, fact))
     return own_calls
-
-
-def _ids(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    return {name: id(tensor) for name, tensor in tensors.items()}
 
 
 def _sum_choice(calls: Sequence[JointCall], in_turn: Callable[[Sequence[JointCall]], Tensor]) -> _Choice:
@@ -136,13 +138,14 @@ def _timed_sum(
         return _Choice(None)
     tensors = [call.tensors for call in calls]
     configs, (together_ms, apart_ms) = {str(config): config for config in problem.configs}, problem.host_milliseconds
-    launchers, times = problem.built(tensors, [*configs.values()]), dict[str, float]()
+    built = cache(lambda: problem.built(tensors, [*configs.values()]))  # unless the choice is remembered
+    times = dict[str, float]()
 
     def start(name: str) -> tuple[Callable[[], object], float] | None:
         if name == APART:  # for which each statement is tuned by itself: not where none of them could be fast enough
             is_hopeless = problem.apart_floor >= min(times.values(), default=float("inf"))
             return None if is_hopeless else (lambda: in_turn(calls), apart_ms)
-        launcher = launchers.get(name)
+        launcher = built().get(name)
         return None if launcher is None else (lambda: launcher(tensors), together_ms)
 
     with on_device(statements[0].bound.device), paused(), torch.no_grad():  # none of it is a part of the call

@@ -63,6 +63,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """A peer may warn as it likes; ours is held to silence by the tests."""
+    try:
+        rows_path()
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
     config.stash[FOUND] = []
     config.stash[BEGUN] = ""
     if device_lock.path is not None and (hasattr(config, "workerinput") or not config.getoption("numprocesses", None)):

@@ -81,5 +81,8 @@ def time_table(path: Path) -> list[str]:
 
 
 def rows_path() -> Path | None:
-    """Where rows are to be added, if anywhere."""
-    return Path(os.environ[ROWS]) if os.environ.get(ROWS) else None
+    """Where rows are to be added, if anywhere; ValueError if its name is not that of a file of rows."""
+    path = Path(os.environ[ROWS]) if os.environ.get(ROWS) else None
+    if path is not None and path.suffix != SUFFIX:
+        raise ValueError(f"{ROWS} is {str(path)!r}, but a file of rows has a name that ends in {SUFFIX}")
+    return path

@@ -64,11 +64,11 @@ class Slots:
 
     def ordered(self, x: Tensor) -> Tensor:
         """Return columns in the order of the slots. No graph is recorded."""
-        return x if self.order is None else x.index_select(1, self.order.on(x.device)["columns"])
+        return x if self.order is None else _gathered(x, self.order.on(x.device)["columns"])
 
     def unordered(self, x: Tensor) -> Tensor:
         """Return columns in the order of the irreps; the inverse of `ordered`."""
-        return x if self.order is None else x.index_select(1, self.order.on(x.device)["inverse"])
+        return x if self.order is None else _gathered(x, self.order.on(x.device)["inverse"])
 
     def spread(self, x: Tensor) -> list[Tensor]:
         """Return views [b, component, channel] of ordered columns, one for each slot."""

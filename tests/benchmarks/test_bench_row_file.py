@@ -14,7 +14,7 @@ from bench_results import H200, noted, write
 
 from bench.conftest import case_of
 from bench.results import ResultsError, load, merge
-from bench.row_file import append, as_results, finished, lines, time_table
+from bench.row_file import append, as_results, finished, lines, rows_path, time_table
 
 pytestmark = pytest.mark.cpu
 
@@ -124,3 +124,9 @@ def test_a_run_goes_on_where_one_was_cut_short(tmp_path):
     )
     assert len([line for line in lines(rows) if "row" in line]) == 2
     assert json.loads(rows.read_text().splitlines()[0])["head"]["machine_info"]["gpu"] == "none"
+
+
+def test_a_file_of_another_name_is_refused(monkeypatch):
+    monkeypatch.setenv("INSUM_BENCH_ROWS", "rows.json")
+    with pytest.raises(ValueError, match=r"^INSUM_BENCH_ROWS is 'rows.json', but a file of rows has a name that ends"):
+        rows_path()

@@ -16,7 +16,16 @@ from ...formats.torch_state import uses_tensor_cores
 from ..binding import power_of_two
 from ..codegen import Config, Kernel, emit_joint, emit_summed
 from ..language import UnsupportedError
-from ..planning import LARGEST_TILE, Schedule, Strides, device_of, in_turns, joint_schedules, summed_schedules
+from ..planning import (
+    LARGEST_TILE,
+    MOST_ENTRIES,
+    Schedule,
+    Strides,
+    device_of,
+    in_turns,
+    joint_schedules,
+    summed_schedules,
+)
 from ..runtime import JointLauncher, joint_launcher
 from .autotune import BUILDERS, host_milliseconds
 from .cost import JointCost, floor_milliseconds
@@ -189,7 +198,8 @@ def summed_problem(problems: Sequence[Problem]) -> SummedProblem | None:
     """
     bounds, strides, facts = zip(*[(problem.bound, problem.strides, problem.fact) for problem in problems])
     schedules = summed_schedules(bounds, strides, facts, problems[0].deterministic)
-    return None if schedules is None else SummedProblem(tuple(problems), schedules)
+    problem = None if schedules is None else SummedProblem(tuple(problems), schedules)
+    return problem if problem is not None and problem.configs else None
 
 
 @dataclass(frozen=True)
@@ -198,7 +208,16 @@ class SummedProblem(JointProblem):
 
     @cached_property
     def configs(self) -> tuple[Config, ...]:
-        return tuple(dict.fromkeys(self._summed_config(*choices) for choices in SUMMED))
+        """The configs that are worth trying, but for those whose source would be long."""
+        ways = dict.fromkeys(self._summed_config(*choices) for choices in SUMMED)
+        return tuple(config for config in ways if self._products(config) <= MOST_ENTRIES)
+
+    def _products(self, config: Config) -> int:
+        """Return how many products the source of a config has: each entry of a statement, for each of its blocks."""
+        costs = [problem.cost(part, config) for part, problem in zip(self.schedules, self.problems)]
+        steps = [part.names("step") for part in self.schedules]
+        pieces = [[-(-cost.extents[name] // config.block(name)) for name in own] for cost, own in zip(costs, steps)]
+        return sum(prod(own) * cost.entries for own, cost in zip(pieces, costs))
 
     def _summed_config(self, along: int, warps: int, each: int, stages: int) -> Config:
         """Return a config with tiles of `each` elements for a thread, and up to `along` of them side by side.

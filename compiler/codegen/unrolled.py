@@ -79,7 +79,7 @@ def write_unrolled(*scopes: Scope) -> None:
     for load in loads.values():
         if load not in large:
             scope.lines += load.lines
-    (totals,) = _sum_by_tile([Part(rows, [], large, axes)]) if large else ({},)
+    totals = next(_sum_by_tile([Part(rows, [], large, axes)])) if large else {}
     first = 0
     for statement, own in zip(scopes, by_statement):
         is_summed = bool(large) and all(_is_summed_by_tile(row, large) for row in own)
@@ -98,16 +98,17 @@ def write_unrolled_sum(*scopes: Scope) -> None:
         large = _large_loads(rows, new, axes)
         large = large if all(_is_summed_by_tile(row, large) for row in rows) else []
         parts.append(Part(rows, [load for load in new.values() if load not in large], large, axes))
-    summands: list[list[str]] = [[] for _ in parts[0].rows]
+    results = [""] * len(parts[0].rows)
     for part, totals in zip(parts, _sum_by_tile(parts)):
         for at, row in enumerate(part.rows):
-            if at in totals:
-                summands[at].append(totals[at])
-            elif row.terms:
+            text = totals.get(at, "")
+            if row.terms and not part.large:
                 acc = Value(row.scope.symbols.fresh("sum"), part.axes)
                 _sum_row(row, acc)
-                summands[at].append(_total(row.scope.spec, acc).text)
-    results = [" + ".join(texts) for texts in summands]
+                text = _total(row.scope.spec, acc).text
+            if text and results[at]:  # added at once: few results are held until the end
+                text = row.scope.let(f"{results[at]} + {text}", (), "row").text
+            results[at] = text or results[at]
     store_rows(scopes[0], [Row(row.scope, []) for row in parts[0].rows], results, parts[0].axes)
 
 
@@ -327,34 +328,44 @@ def _add_summands(scope: Scope, summands: Sequence[Value], acc: Value, is_new: b
         scope.line(f"{acc.text} {'=' if is_new and not at else '+='} {scope.spec.tile.spread(value, acc.axes)}")
 
 
-def _sum_by_tile(parts: Sequence[Part]) -> list[dict[int, str]]:
-    """Write the sums of all rows where a factor has every axis; return the variable of each row's result, by parts.
+def _sum_by_tile(parts: Sequence[Part]) -> Iterator[dict[int, str]]:
+    """Write the sums of all rows where a factor has every axis; yield, after each part, the variables of rows that end.
 
     Each of that factor's tiles is loaded once, for all rows, as many tiles ahead as the config has stages. A row that
-    is complete is summed over the axes that the output lacks, so that few rows are whole tiles at a time.
+    is complete is summed over the axes that the output lacks, so that few rows are whole tiles at a time. Where the
+    tiles of all parts have one shape a row is one tile for all of them, and is summed over these axes once.
     """
-    scope, totals = parts[0].rows[0].scope, list[dict[int, str]]()
+    scope, uses = parts[0].rows[0].scope, [_uses(part.rows, part.large) for part in parts]
     waiting, ahead = [lines for part in parts for lines in _lines_of_loads(part)], scope.spec.config.num_stages
+    are_alike = len({_shape(part) for part in parts}) == 1
+    group = lambda number: 0 if are_alike else number
+    turns = [
+        (number, at, row) for number, own in enumerate(uses) for at, terms_of in enumerate(own) for row in terms_of
+    ]
+    last = {(group(number), row): (number, at) for number, at, row in turns}
+    sums: dict[tuple[int, int], str] = {}
     loaded = done = 0
-    for part in parts:
-        uses = _uses(part.rows, part.large)
-        last = {row: at for at, terms_of in enumerate(uses) for row in terms_of}
+    for number, part in enumerate(parts):
         results: dict[int, str] = {}
-        for at, terms_of in enumerate(uses or [{}]):
+        for at, terms_of in enumerate(uses[number] or [{}]):
             while loaded < min(done + ahead, len(waiting)):
                 scope.lines += waiting[loaded]
                 loaded += 1
             done += 1
             for row, terms in terms_of.items():
-                spec = part.rows[row].scope.spec
+                spec, key = part.rows[row].scope.spec, (group(number), row)
                 for value in _summands(spec, terms):
-                    text = spec.tile.spread(value, part.axes)
-                    scope.line(f"acc_{row} {'+=' if row in results else '='} {text}")
-                    results[row] = f"acc_{row}"
-                if last[row] == at:
-                    results[row] = scope.let(_total(spec, Value(results[row], part.axes)).text, (), "row").text
-        totals.append(results)
-    return totals
+                    scope.line(f"acc_{row} {'+=' if key in sums else '='} {spec.tile.spread(value, part.axes)}")
+                    sums[key] = f"acc_{row}"
+                if last[key] == (number, at):
+                    results[row] = scope.let(_total(spec, Value(sums[key], part.axes)).text, (), "row").text
+        yield results
+
+
+def _shape(part: Part) -> tuple[tuple[int, bool], ...]:
+    """Return the lengths of a part's tiles, and along which of their axes rows are summed."""
+    spec = part.rows[0].scope.spec
+    return tuple((spec.block(axis), spec.schedule.is_kept(axis)) for axis in part.axes)
 
 
 def _lines_of_loads(part: Part) -> list[list[str]]:

@@ -48,10 +48,10 @@ EACH_OF_A_SUM, MOST_WARPS = 16, 16  # elements for a thread of a sum that is too
 WIDTHS, WARPS_OF_PARTS, EACH_OF_PARTS = (128, 64, 256), (4, 8), (32, 16)
 
 # Of statements that are added up: elements along memory, warps, elements of a tile for each thread, and tiles that are
-# loaded ahead. One H200 (torch 2.11, triton 3.6): of 10 such, one of these was the fastest for seven sums of a fully
-# connected product of 48, 24, 12 and 6 channels (`python -m bench.products --seed 4211 --cases 2`). Several warps
-# exchange sums: 0.26 to 10 ms where one took 0.21 to 1.3.
-SUMMED = ((32, 1, 16, 12), (32, 1, 8, 12), (32, 1, 8, 6))
+# loaded ahead. Several warps exchange sums (one H200: 0.26 to 10 ms where one took 0.21 to 1.3, for sums of a fully
+# connected product of 48, 24, 12 and 6 channels, `python -m bench.products --seed 4211 --cases 2`), and 16 elements
+# for a thread spill registers, as compiled for sm_90.
+SUMMED = ((32, 1, 8, 6), (32, 1, 4, 12), (32, 1, 8, 12))
 BLOCK_COSTS = 4  # elements: what a block costs beside its length; not measured
 
 Item = TypeVar("Item")
@@ -222,17 +222,20 @@ class SummedProblem(JointProblem):
     def _summed_config(self, along: int, warps: int, each: int, stages: int) -> Config:
         """Return a config with tiles of `each` elements for a thread, and up to `along` of them side by side.
 
-        What a statement sums over is taken in blocks that cover it closely: each may have another length.
+        What is summed over is taken in blocks, which are as long in all statements, so that their tiles can be added.
         """
-        elements, blocks = warps * each * device_of(self.schedules[0].bound.device).warp_width, dict[str, int]()
-        for schedule, strides in zip(self.schedules, self.strides):
-            room, most = elements, along
-            for name in sorted(schedule.axes, key=lambda axis: not _is_along(axis, schedule, strides)):
-                if name not in blocks:
-                    extent, most = schedule.extents[name], min(room, most)
-                    is_kept = name in schedule.free
-                    blocks[name] = min(power_of_two(extent), most) if is_kept else _covering(extent, most)
-                room, most = max(1, room // blocks[name]), elements
+        room, most = warps * each * device_of(self.schedules[0].bound.device).warp_width, along
+        parts = list(zip(self.schedules, self.strides))
+        blocks: dict[str, int] = {}
+        for is_along in (True, False):
+            names = [
+                (name, own) for own, strides in parts for name in own.axes if _is_along(name, own, strides) is is_along
+            ]
+            summed = [own.extents[name] for name, own in names if name not in own.free]
+            for name, own in names:
+                is_kept = name in own.free
+                blocks[name] = min(power_of_two(own.extents[name]), most) if is_kept else _covering(summed, most)
+            most = max(1, room // max([blocks[name] for name, _ in names], default=1))
         return Config(tuple(blocks.items()), warps, stages)
 
     @property
@@ -262,16 +265,17 @@ def _is_along(name: str, schedule: Schedule, strides: Strides) -> bool:
     )
 
 
-def _covering(extent: int, most: int) -> int:
-    """Return the block by which an extent takes the least, the longest of several such.
+def _covering(extents: Sequence[int], most: int) -> int:
+    """Return the block by which extents take the least, the longest of several such.
 
-    What lies beyond its end costs as much as what is inside, and each block as much as a few elements.
+    What lies beyond an end costs as much as what is inside, and each block as much as a few elements.
 
-    >>> _covering(48, 32), _covering(24, 16), _covering(92, 128), _covering(6, 16)
-    (16, 8, 32, 8)
+    >>> _covering([48], 32), _covering([48, 24, 12, 6], 16), _covering([92, 87], 128)
+    (16, 8, 32)
     """
-    blocks = [1 << power for power in range(most.bit_length()) if 1 << power <= power_of_two(extent)]
-    return min(blocks, key=lambda block: (-(-extent // block) * (block + BLOCK_COSTS), -block))
+    blocks = [1 << power for power in range(most.bit_length()) if 1 << power <= power_of_two(max(extents))]
+    cost = lambda block: sum(-(-extent // block) for extent in extents) * (block + BLOCK_COSTS)
+    return min(blocks, key=lambda block: (cost(block), -block))
 
 
 def _joined(tuples: Sequence[tuple[Item, ...]]) -> tuple[Item, ...]:

@@ -182,18 +182,31 @@ def _store_waiting(scope: Scope, waiting: list[tuple[str, int, int]]) -> None:
 def _pieces(scope: Scope) -> list[Scope]:
     """Return a scope for every combination of blocks of the summed axes, in which they hold the values of those blocks.
 
-    An extent that is no power of two is covered by equal blocks more closely than by one.
+    An extent that is no power of two is covered by equal blocks more closely than by one. The values of a block have
+    one name in all pieces, and in all statements that are added up: a tile that has no other axis is loaded once.
     """
     spec = scope.spec
     names = [name for name in spec.schedule.names("step") if not spec.is_one_step(name)]
-    counts = [range(-(-spec.schedule.extents[name] // spec.block(name))) for name in names]
+    blocks = [
+        [_block(scope, name, at) for at in range(-(-spec.schedule.extents[name] // spec.block(name)))] for name in names
+    ]
     pieces = []
-    for number, place in enumerate(product(*counts)):
-        piece = scope.child(indent=0, prefix=f"{scope.prefix}_{number}" if names else scope.prefix)
-        for name, at in zip(names, place):
-            define_step(piece, name, f"{at * spec.block(name)} + ")
+    for chosen in product(*blocks):
+        piece = scope.child(indent=0)
+        for block in chosen:
+            piece.indices |= {
+                name: value for name, value in block.indices.items() if value is not scope.indices.get(name)
+            }
+            piece.bounds |= {name: value for name, value in block.bounds.items() if value is not scope.bounds.get(name)}
         pieces.append(piece)
     return pieces
+
+
+def _block(scope: Scope, name: str, at: int) -> Scope:
+    """Write the values of one block of a summed axis; return a scope that has them."""
+    block = scope.child(indent=0, prefix=f"{scope.prefix}_{at}")
+    define_step(block, name, f"{at * scope.spec.block(name)} + ")
+    return block
 
 
 def _entries(scope: Scope, names: Sequence[str]) -> Iterator[Scope]:

@@ -52,6 +52,7 @@ WIDTHS, WARPS_OF_PARTS, EACH_OF_PARTS = (128, 64, 256), (4, 8), (32, 16)
 # connected product of 48, 24, 12 and 6 channels, `python -m bench.products --seed 4211 --cases 2`), and 16 elements
 # for a thread spill registers, as compiled for sm_90.
 SUMMED = ((32, 1, 8, 6), (32, 1, 4, 12), (32, 1, 8, 12))
+MOST_PRODUCTS = 1024  # of a source: 525 of them, and 958, take about 6 s to compile
 BLOCK_COSTS = 4  # elements: what a block costs beside its length; not measured
 
 Item = TypeVar("Item")
@@ -210,7 +211,7 @@ class SummedProblem(JointProblem):
     def configs(self) -> tuple[Config, ...]:
         """The configs that are worth trying, but for those whose source would be long."""
         ways = dict.fromkeys(self._summed_config(*choices) for choices in SUMMED)
-        return tuple(config for config in ways if self._products(config) <= MOST_ENTRIES)
+        return tuple(config for config in ways if self._products(config) <= MOST_PRODUCTS)
 
     def _products(self, config: Config) -> int:
         """Return how many products the source of a config has: each entry of a statement, for each of its blocks."""

@@ -103,7 +103,7 @@ def test_an_infinite_factor_stays_in_its_row():
 
 
 def test_a_source_that_would_be_long_is_not_written():
-    """512 products are the most, which take seconds to compile; here 30 statements have 4 entries in 7 blocks each."""
+    """1,024 products are the most, which take seconds to compile; here 30 statements have 4 entries in 14 blocks each."""
     torch.manual_seed(6)
     calls, _ = parts(2)
     wide = calls[0]._replace(tensors=[torch.randn(2, 2, 112, device=DEVICE), *calls[0].tensors[1:]])

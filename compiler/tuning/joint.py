@@ -18,7 +18,6 @@ from ..codegen import Config, Kernel, emit_joint, emit_summed
 from ..language import UnsupportedError
 from ..planning import (
     LARGEST_TILE,
-    MOST_ENTRIES,
     Schedule,
     Strides,
     device_of,

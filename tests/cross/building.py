@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -19,7 +20,7 @@ from insum_ops.compiler.codegen import Parameter
 from insum_ops.compiler.runtime.launch import Launcher, load, refusing
 from insum_ops.compiler.tuning.problem import Candidate, Problem
 
-__all__ = ["SHARED_MEMORY", "Built", "build", "compile_for"]
+__all__ = ["SHARED_MEMORY", "Built", "assembled", "build", "compile_for", "compile_launcher"]
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 # bytes that one program may have, by the GPU: CUDA C++ Programming Guide, "Technical Specifications per Compute
@@ -82,18 +83,23 @@ def compile_for(target: int | str, problem: Problem, candidate: Candidate) -> An
     A kernel that it can't build is refused in the library's own words, by the function that launchers are built with.
     """
     launcher = problem.launcher(candidate)
+    with refusing(problem.bound.statement, launcher.kernel):
+        return compile_launcher(target, launcher, problem.bound.dtypes)
+
+
+def compile_launcher(target: int | str, launcher: Launcher, dtypes: Mapping[str, torch.dtype]) -> Any:
+    """What Triton would build for a launcher whose kernel reads tensors of these types."""
     parameters = launcher.kernel.parameters
     numbers = parameters[len(parameters) - len(launcher.numbers) :]
     values = dict(zip(numbers, launcher.numbers))
-    types = tuple(_type(parameter, launcher, values.get(parameter)) for parameter in parameters)
+    types = tuple(_type(parameter, launcher, dtypes, values.get(parameter)) for parameter in parameters)
     aligned = tuple(
         at
         for at, parameter in enumerate(parameters)
         if parameter.kind != "extent" and values.get(parameter, ALIGNED) % ALIGNED == 0
     )
     options = launcher.kernel.num_warps, launcher.kernel.num_stages
-    with refusing(problem.bound.statement, launcher.kernel):
-        return _compile(launcher.kernel.source, launcher.kernel.name, types, aligned, options, target)
+    return _compile(launcher.kernel.source, launcher.kernel.name, types, aligned, options, target)
 
 
 @cache
@@ -121,7 +127,11 @@ def _compile(
 
 def build(problem: Problem, candidate: Candidate, sm: int) -> Built:
     """A kernel for one of NVIDIA's GPUs, with what the assembler says of it."""
-    kernel = compile_for(sm, problem, candidate)
+    return assembled(compile_for(sm, problem, candidate))
+
+
+def assembled(kernel: Any) -> Built:
+    """What the assembler says of a kernel that was compiled for one of NVIDIA's GPUs."""
     cubin, ptx = kernel.asm["cubin"], kernel.asm["ptx"]
     usage = dict(re.findall(r"(\w+):(\d+)", _run("cuobjdump", "-res-usage", cubin)))
     return Built(
@@ -133,7 +143,7 @@ def build(problem: Problem, candidate: Candidate, sm: int) -> Built:
     )
 
 
-def _type(parameter: Parameter, launcher: Launcher, value: int | None) -> str:
+def _type(parameter: Parameter, launcher: Launcher, dtypes: Mapping[str, torch.dtype], value: int | None) -> str:
     if value is not None:
         if parameter.kind == "stride" and value == 1:
             return "constexpr"
@@ -141,4 +151,4 @@ def _type(parameter: Parameter, launcher: Launcher, value: int | None) -> str:
     facts = {"pointers": torch.int32, "order": torch.int32, "is_shared": torch.bool}
     facts |= {"output": launcher.sum_dtype, "seed": launcher.bound.dtype}
     facts["winners"] = launcher.bound.winner_dtype
-    return POINTERS[facts.get(parameter.kind) or launcher.bound.dtypes[parameter.name]]
+    return POINTERS[facts.get(parameter.kind) or dtypes[parameter.name]]

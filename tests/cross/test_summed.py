@@ -1,0 +1,61 @@
+"""Kernels that add up the statements of a tensor product compile for every GPU, and keep their tiles in registers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from building import SHARED_MEMORY, assembled, compile_launcher
+from statements import IS_INTERPRETED, IS_THOROUGH
+
+from insum_ops.compiler.binding.bind import bind
+from insum_ops.compiler.language.parse import parse
+from insum_ops.compiler.planning.device import DEVICES, Device, described_as
+from insum_ops.compiler.routes.prepared import problem_for
+from insum_ops.compiler.tuning import SummedProblem, summed_problem
+from insum_ops.formats.facts import ConstantTables
+
+pytestmark = pytest.mark.skipif(
+    IS_INTERPRETED, reason="a process that interprets kernels can't compile them: run `make test-cross`"
+)
+
+SAMPLES, ROWS, COLUMNS = 30_000, 12, 92
+CHANNELS = (48, 24, 12, 6)  # of the first input's blocks, each with a statement
+TEXT = "Z[b,i,w] += CGV{0}[i,r{0}] * X{0}[b,CGJ{0}[i,r{0}],u{0}] * Y[b,CGK{0}[i,r{0}]] * W{0}[b,u{0},w]"
+TARGETS = (80, 86, 89, 90, 100, "gfx942")
+
+
+def description(target: int | str) -> Device:
+    return DEVICES[f"sm_{target}" if isinstance(target, int) else target]
+
+
+def problem(target: int | str) -> SummedProblem:
+    parts, generator = [], torch.Generator().manual_seed(0)
+    for number, channels in enumerate(CHANNELS):
+        components = 2 * number + 1
+        known = {
+            f"CGV{number}": torch.rand(ROWS, 3, generator=generator),
+            f"CGJ{number}": torch.randint(0, components, (ROWS, 3), generator=generator).int(),
+            f"CGK{number}": torch.randint(0, 16, (ROWS, 3), generator=generator).int(),
+        }
+        tensors = {name: table.to("meta") for name, table in known.items()}
+        shapes = {f"X{number}": (components, channels), "Y": (16,), f"W{number}": (channels, COLUMNS)}
+        tensors |= {name: torch.empty(SAMPLES, *shape, device="meta") for name, shape in shapes.items()}
+        bound = bind(parse(TEXT.format(number)), tensors, (SAMPLES, ROWS, COLUMNS))
+        parts.append(problem_for(bound, tensors, ConstantTables.of(known)))
+    with described_as(description(target)):
+        found = summed_problem(parts)
+        assert found is not None
+        assert found.configs
+    return found
+
+
+@pytest.mark.parametrize("target", TARGETS if IS_THOROUGH else (90, "gfx942"))
+def test_a_sum_of_statements_compiles(target):
+    own = problem(target)
+    dtypes = {name: dtype for part in own.problems for name, dtype in part.bound.dtypes.items()}
+    with described_as(description(target)):
+        for config in own.configs:
+            built = compile_launcher(target, own.launcher(config).kernel, dtypes)
+            assert built.metadata.shared <= SHARED_MEMORY[target]
+            if target == 90:
+                assert assembled(built).stack == 0

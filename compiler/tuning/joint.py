@@ -270,7 +270,7 @@ def _covering(extents: Sequence[int], most: int) -> int:
 
     What lies beyond an end costs as much as what is inside, and each block as much as a few elements.
 
-    >>> _covering([48], 32), _covering([48, 24, 12, 6], 16), _covering([92, 87], 128)
+    >>> _covering([48], 32), _covering([24, 6], 16), _covering([92, 87], 128)
     (16, 8, 32)
     """
     blocks = [1 << power for power in range(most.bit_length()) if 1 << power <= power_of_two(max(extents))]

@@ -13,6 +13,7 @@ from .autograd import (
     run_plain,
     run_plain_with_winners,
     run_several,
+    run_summed,
     separate_gradients,
     takes_composites,
     unbatch_gradients,
@@ -30,7 +31,7 @@ from .binding import (
     whole_along,
 )
 from .explain import Explanation, Tuning, explanation_of, tuning_of
-from .in_place import run_in_place, run_summed
+from .in_place import run_in_place
 from .language import (
     Access,
     IndexRangeError,

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
 from ..formats.facts import Fact
-from .language import UnsupportedError, parse
+from .language import UnsupportedError
 from .pipeline import runner_of
-from .routes import JointCall, prepare, sum_jointly
+from .routes import prepare
 from .runtime import Launcher, resolved
 
-__all__ = ["run_in_place", "run_summed"]
+__all__ = ["run_in_place"]
 
 
 def run_in_place(
@@ -48,24 +47,3 @@ def run_in_place(
         except UnsupportedError:  # for an output that lies like this it can't be built
             pass
     return place.copy_(runner(tensors, fact))
-
-
-def run_summed(calls: Sequence[JointCall]) -> Tensor:
-    """Return the sum of several statements' values, which have one output: its name, its indices and its size.
-
-    One kernel adds them up where that is faster than one after the other, each of which reads and writes what those
-    before it have written.
-    """
-    return sum_jointly(
-        [call._replace(tensors=[resolved(tensor) for tensor in call.tensors]) for call in calls], _in_turn
-    )
-
-
-def _in_turn(calls: Sequence[JointCall]) -> Tensor:
-    """Return the sum of statements' values, each evaluated on top of those before it."""
-    (expr, names, size, tensors, fact), *others = calls
-    total = run_in_place(expr, names, size, tensors, fact)
-    for expr, names, size, tensors, fact in others:
-        names = f"{names},{parse(expr).output.name}"
-        total = run_in_place(expr, names, size, [*tensors, total], fact, total)
-    return total

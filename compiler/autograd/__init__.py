@@ -34,6 +34,7 @@ from .operators import (
     run_plain,
     run_plain_with_winners,
     run_several,
+    run_summed,
     traced,
 )
 from .planned_backward import gradients_key, planned_backward
@@ -58,6 +59,7 @@ __all__ = [
     "run_plain",
     "run_plain_with_winners",
     "run_several",
+    "run_summed",
     "separate_gradients",
     "takes_composites",
     "traced",

@@ -33,7 +33,7 @@ from ...formats.torch_state import (
 from ..binding import bind
 from ..language import UnsupportedError, batched, parse
 from ..reference import lowered
-from ..routes import JointCall, has_kernels, plan_for, run_exported, run_jointly
+from ..routes import JointCall, has_kernels, plan_for, run_exported, run_jointly, sum_jointly
 from ..runtime import PLAIN_CALLS, on_device, owned, planned, replayed, resolved
 from .breaks_graph import breaks_graph
 
@@ -50,6 +50,7 @@ __all__ = [
     "run_plain",
     "run_plain_with_winners",
     "run_several",
+    "run_summed",
     "traced",
 ]
 
@@ -355,7 +356,19 @@ def run_several(calls: Sequence[JointCall]) -> list[Tensor]:
     """Return the values of several statements over plain tensors; one kernel computes them where that is faster."""
     if any([_is_watched(call.tensors) for call in calls]):
         return [run_plain(*call) for call in calls]
-    return run_jointly([call._replace(tensors=[resolved(tensor) for tensor in call.tensors]) for call in calls], _run)
+    return run_jointly(_resolved(calls), _run)
+
+
+def run_summed(calls: Sequence[JointCall], in_turn: Callable[[], Tensor]) -> Tensor:
+    """Return the sum of several statements' values, which have one output: its name, its indices and its size.
+
+    One kernel adds them up where that is faster than `in_turn`, which returns the sum in whatever other way there is.
+    """
+    return in_turn() if any([_is_watched(call.tensors) for call in calls]) else sum_jointly(_resolved(calls), in_turn)
+
+
+def _resolved(calls: Sequence[JointCall]) -> list[JointCall]:
+    return [call._replace(tensors=[resolved(tensor) for tensor in call.tensors]) for call in calls]
 
 
 def _is_watched(tensors: Sequence[Tensor]) -> bool:

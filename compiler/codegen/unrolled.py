@@ -59,7 +59,7 @@ class Row(NamedTuple):
     terms: list[Term]
 
 
-class Part(NamedTuple):
+class RowGroup(NamedTuple):
     """Rows that are summed together, and what they wait for."""
 
     rows: Sequence[Row]
@@ -79,7 +79,7 @@ def write_unrolled(*scopes: Scope) -> None:
     for load in loads.values():
         if load not in large:
             scope.lines += load.lines
-    totals = next(_sum_by_tile([Part(rows, [], large, axes)])) if large else {}
+    totals = next(_sum_by_tile([RowGroup(rows, [], large, axes)])) if large else {}
     first = 0
     for statement, own in zip(scopes, by_statement):
         is_summed = bool(large) and all(_is_summed_by_tile(row, large) for row in own)
@@ -90,14 +90,14 @@ def write_unrolled(*scopes: Scope) -> None:
 
 def write_unrolled_sum(*scopes: Scope) -> None:
     """Write a program's rows, each the sum of a row of every statement: they are stored when all are added up."""
-    loads, parts = dict[LoadKey, Load](), list[Part]()
+    loads, parts = dict[LoadKey, Load](), list[RowGroup]()
     for scope in scopes:
         known, axes = {*loads}, scope.spec.ordered({*scope.spec.schedule.names("tile", "step")})
         rows = list(rows_of(scope, loads))
         new = {key: load for key, load in loads.items() if key not in known}
         large = _large_loads(rows, new, axes)
         large = large if all(_is_summed_by_tile(row, large) for row in rows) else []
-        parts.append(Part(rows, [load for load in new.values() if load not in large], large, axes))
+        parts.append(RowGroup(rows, [load for load in new.values() if load not in large], large, axes))
     results = [""] * len(parts[0].rows)
     for part, totals in zip(parts, _sum_by_tile(parts)):
         for at, row in enumerate(part.rows):
@@ -341,7 +341,7 @@ def _add_summands(scope: Scope, summands: Sequence[Value], acc: Value, is_new: b
         scope.line(f"{acc.text} {'=' if is_new and not at else '+='} {scope.spec.tile.spread(value, acc.axes)}")
 
 
-def _sum_by_tile(parts: Sequence[Part]) -> Iterator[dict[int, str]]:
+def _sum_by_tile(parts: Sequence[RowGroup]) -> Iterator[dict[int, str]]:
     """Write the sums of all rows where a factor has every axis; yield, after each part, the variables of rows that end.
 
     Each of that factor's tiles is loaded once, for all rows, as many tiles ahead as the config has stages. A row that
@@ -375,13 +375,13 @@ def _sum_by_tile(parts: Sequence[Part]) -> Iterator[dict[int, str]]:
         yield results
 
 
-def _shape(part: Part) -> tuple[tuple[int, bool], ...]:
+def _shape(part: RowGroup) -> tuple[tuple[int, bool], ...]:
     """Return the lengths of a part's tiles, and along which of their axes rows are summed."""
     spec = part.rows[0].scope.spec
     return tuple((spec.block(axis), spec.schedule.is_kept(axis)) for axis in part.axes)
 
 
-def _lines_of_loads(part: Part) -> list[list[str]]:
+def _lines_of_loads(part: RowGroup) -> list[list[str]]:
     """Return the lines of each large load, those of the small ones before the first."""
     small, large = [line for load in part.small for line in load.lines], [load.lines for load in part.large]
     return [[*small, *large[0]], *large[1:]] if large else [small]

@@ -75,13 +75,13 @@ def run_jointly(calls: Sequence[JointCall], run: Run) -> list[Tensor]:
     return _run(calls, choice.launcher, choice.places, run)
 
 
-def sum_jointly(calls: Sequence[JointCall], in_turn: Callable[[Sequence[JointCall]], Tensor]) -> Tensor:
-    """Return the sum of several statements' values; `in_turn` evaluates one after the other."""
+def sum_jointly(calls: Sequence[JointCall], in_turn: Callable[[], Tensor]) -> Tensor:
+    """Return the sum of several statements' values by one kernel if that is the fastest, else by `in_turn`."""
     if len(calls) == 1 or not has_kernels(calls[0].tensors[0].device):
-        return in_turn(calls)
+        return in_turn()
     own = _with_own_names(calls)
     choice = _Choice(None) if own is None else _sum_choice(own, in_turn)
-    return in_turn(calls) if own is None or choice.launcher is None else choice.launcher([c.tensors for c in own])[0]
+    return in_turn() if own is None or choice.launcher is None else choice.launcher([c.tensors for c in own])[0]
 
 
 def _with_own_names(calls: Sequence[JointCall]) -> list[JointCall] | None:
@@ -113,7 +113,7 @@ def _with_own_names(calls: Sequence[JointCall]) -> list[JointCall] | None:
     return own_calls
 
 
-def _sum_choice(calls: Sequence[JointCall], in_turn: Callable[[Sequence[JointCall]], Tensor]) -> _Choice:
+def _sum_choice(calls: Sequence[JointCall], in_turn: Callable[[], Tensor]) -> _Choice:
     """Return the kernel that adds up statements over tensors like these, if it is faster than one after the other."""
     statements = [prepare(*call) for call in calls]
     variants = [statement.variant(call.tensors) for statement, call in zip(statements, calls)]
@@ -130,7 +130,7 @@ def _sum_choice(calls: Sequence[JointCall], in_turn: Callable[[Sequence[JointCal
 def _timed_sum(
     calls: Sequence[JointCall],
     statements: Sequence[PreparedStatement],
-    in_turn: Callable[[Sequence[JointCall]], Tensor],
+    in_turn: Callable[[], Tensor],
 ) -> _Choice:
     """Return the kernel of a sum that takes the least, none if one after the other does."""
     problem = summed_problem([each.problem(call.tensors, call.fact) for each, call in zip(statements, calls)])
@@ -144,7 +144,7 @@ def _timed_sum(
     def start(name: str) -> tuple[Callable[[], object], float] | None:
         if name == APART:  # for which each statement is tuned by itself: not where none of them could be fast enough
             is_hopeless = problem.apart_floor >= min(times.values(), default=float("inf"))
-            return None if is_hopeless else (lambda: in_turn(calls), apart_ms)
+            return None if is_hopeless else (lambda: in_turn(), apart_ms)
         launcher = built().get(name)
         return None if launcher is None else (lambda: launcher(tensors), together_ms)
 

@@ -65,7 +65,7 @@ class _Join:
             for at, (length, other_length) in enumerate(pairs)
             if length and other_length and length != other_length
         ]
-        self.inputs = len(pairs)  # and numbers
+        self.first_derived = len(pairs)  # the place behind those of inputs and numbers
         self.differs = False
 
     def lengths(self, first: Sequence[Derived], second: Sequence[Derived]) -> tuple[Derived, ...]:
@@ -90,7 +90,7 @@ class _Join:
                 continue
             # a number that differs as two lengths do could be either
             self.differs |= (length, other_length) in [varying[1:] for varying in self.varying]
-            self.varying.append((self.inputs + len(joined), length, other_length))
+            self.varying.append((self.first_derived + len(joined), length, other_length))
             joined.append(Derived(each.function, args, each.known))
         return tuple(joined)
 

@@ -7,7 +7,8 @@ part of the weights' gradient in place.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -77,7 +78,8 @@ class InPlaceProduct:
         Xs, Ys, Ws = self.parts(x, y, weight)
         operands = [Parts(Xs[at1], Ys[at2], W, src) for (_, at1, at2, _), W in zip(self.steps, Ws)]
         places = [at3 for *_, at3 in self.steps]
-        Zs, done = self.summed("Z", places, operands, self.sizes)
+        product = lambda at, Z: self.steps[at][0].forward(operands[at], Z, self.sizes[places[at]])[0]
+        Zs, done = self.summed("Z", places, operands, self.sizes, product)
         saved: list[Tensor | None] = [x, y, weight]
         for number, ((step, *_, at3), parts) in enumerate(zip(self.steps, operands)):
             intermediate = None
@@ -88,22 +90,26 @@ class InPlaceProduct:
         return out.unordered(flat[0] if len(flat) == 1 else torch.cat(flat, 1)), saved
 
     def summed(
-        self, name: str, places: Sequence[int], operands: Sequence[Any], sizes: Sequence[Sequence[int]]
+        self,
+        name: str,
+        places: Sequence[int],
+        operands: Sequence[Any],
+        sizes: Sequence[Sequence[int]],
+        add: Callable[[int, Tensor | None], Tensor | None],
     ) -> tuple[list[Tensor | None], set[int]]:
-        """Return the sums of Z, dX or dY of those steps of one place that kernels may add up, and their numbers.
+        """Return the sums of Z, dX or dY of those steps of one place that a kernel may add up, and their numbers.
 
-        `places` says to which of `sizes` each step adds.
+        `places` says to which of `sizes` each step adds, and `add` returns a total with what one step adds to it.
         """
         sums: list[Tensor | None] = [None] * len(sizes)
         done = set[int]()
         stated = [step.summand(name) for step, *_ in self.steps]
         for at, size in enumerate(sizes):
-            numbered = [
-                (number, each) for number, each in enumerate(stated) if each is not None and places[number] == at
-            ]
-            if len(numbered) > 1:
-                sums[at] = run_summed([joint_call(each, size, operands[number]) for number, each in numbered])
-                done.update([number for number, _ in numbered])
+            own = {number: each for number, each in enumerate(stated) if each is not None and places[number] == at}
+            if len(own) > 1:
+                calls = [joint_call(each, size, operands[number]) for number, each in own.items()]
+                sums[at] = run_summed(calls, partial(_in_turn, list(own), add))
+                done.update(own)
         return sums, done
 
     def finished(self, at: int, Z: Tensor | None, x: Tensor, dst: Tensor | None) -> Tensor:
@@ -139,19 +145,28 @@ class InPlaceProduct:
         dXs: list[Tensor | None] = [None] * len(Xs)
         dYs: list[Tensor | None] = [None] * len(Ys)
         summed = {"X": set[int](), "Y": set[int]()}
+
+        def gradients(at: int, wanted: Sequence[bool], totals: Gradients) -> Gradients:
+            return self.steps[at][0].backward(
+                Parts(*operands[at][:4]), intermediates[at], operands[at][4], wanted, totals
+            )
+
         if wanted[0]:
-            dXs, summed["X"] = self.summed("X", [at1 for _, at1, *_ in self.steps], operands, [X.shape for X in Xs])
+            to_X = lambda at, dX: gradients(at, (True, False, False), Gradients(dX)).dX
+            places_of_X = [at1 for _, at1, *_ in self.steps]
+            dXs, summed["X"] = self.summed("X", places_of_X, operands, [X.shape for X in Xs], to_X)
         if wanted[1]:
-            dYs, summed["Y"] = self.summed("Y", [at2 for _, _, at2, _ in self.steps], operands, [Y.shape for Y in Ys])
+            to_Y = lambda at, dY: gradients(at, (False, True, False), Gradients(None, dY)).dY
+            places_of_Y = [at2 for _, _, at2, _ in self.steps]
+            dYs, summed["Y"] = self.summed("Y", places_of_Y, operands, [Y.shape for Y in Ys], to_Y)
         dWs: list[Tensor] = []
         dw, places = None, [None] * len(self.steps)
         if wanted[2] and weight is not None and writes_parts(weight):
             dw = torch.empty_like(weight, memory_format=torch.contiguous_format)
             places = self.weights(dw)
-        for number, ((step, at1, at2, at3), intermediate, place) in enumerate(zip(self.steps, intermediates, places)):
-            totals, parts = Gradients(dXs[at1], dYs[at2], place), Parts(*operands[number][:4])
+        for number, ((_, at1, at2, _), place) in enumerate(zip(self.steps, places)):
             own = (wanted[0] and number not in summed["X"], wanted[1] and number not in summed["Y"], wanted[2])
-            dXs[at1], dYs[at2], dW = step.backward(parts, intermediate, dZs[at3], own, totals)
+            dXs[at1], dYs[at2], dW = gradients(number, own, Gradients(dXs[at1], dYs[at2], place))
             if dW is not None:
                 dWs.append(dW)
         dx = dy = None
@@ -167,6 +182,15 @@ class InPlaceProduct:
                 dw = flat[0] if len(flat) == 1 else torch.cat(flat, -1)
             dw = dw if self.is_ordered else self.work.unordered(dw)
         return dx, dy, dw
+
+
+def _in_turn(numbers: Sequence[int], add: Callable[[int, Tensor | None], Tensor | None]) -> Tensor:
+    """Return what several steps add up to, one after the other."""
+    total = None
+    for number in numbers:
+        total = add(number, total)
+    assert total is not None
+    return total
 
 
 def writes_parts(weight: Tensor | None) -> bool:

@@ -108,12 +108,10 @@ def run(
     place: Tensor | None = None,
 ) -> Tensor:
     """Return the statement's value, added to `total`, which is overwritten, or written to `place`."""
-    text, reads, fixed, fact = statement
-    tensors = {**{name: operands[at] for name, at in reads}, **fixed}
+    text, names, shape, tensors, fact = joint_call(statement, size, operands)
     if total is not None:
-        tensors[parse(text).output.name] = total
-    names, values = ",".join(tensors), list(tensors.values())
-    return run_in_place(text, names, tuple(size), values, fact, total, place)
+        names, tensors = f"{names},{parse(text).output.name}", [*tensors, total]
+    return run_in_place(text, names, shape, tensors, fact, total, place)
 
 
 @dataclass(frozen=True)

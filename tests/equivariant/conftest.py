@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+import importlib.util
+import itertools
 import sys
 from collections.abc import Iterator
 
 import pytest
 import torch
+from statements import DEVICE
 
 from insum_ops.equivariant import layers, path_tables, table_terms
 from insum_ops.equivariant.decomposition import decompose
+
+LARGEST_DEGREE = 4
+
+
+@pytest.fixture(autouse=True, scope="session")
+def known_coefficients() -> None:
+    """e3nn has made its coefficients on a CPU, and keeps them: where a GPU is the default device it may fail to.
+
+    With torch 2.11 an einsum of them then had tensors of both devices.
+    """
+    if DEVICE == "cuda" and importlib.util.find_spec("e3nn"):
+        from e3nn import o3
+
+        with torch.device("cpu"):
+            for l1, l2 in itertools.product(range(LARGEST_DEGREE + 1), repeat=2):
+                for l3 in range(abs(l1 - l2), min(l1 + l2, LARGEST_DEGREE) + 1):
+                    o3.wigner_3j(l1, l2, l3)
 
 
 @pytest.fixture

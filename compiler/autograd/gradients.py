@@ -143,7 +143,7 @@ def joint_gradients(
             ((derived, grad_name, others),) = parts
             size, tensors = tuple(operands[name].shape), [grad_output, *[operands[key] for key in others]]
             call = JointCall(derived, ",".join([grad_name, *others]), size, tensors)
-            if not by_kernels or may_share_kernel(prepare(*call).bound):
+            if not by_kernels or may_share_kernel(prepare(*call.statement).bound):
                 calls[name] = call
     if len(calls) < 2:
         return {}

@@ -355,7 +355,7 @@ def run_plain_with_winners(
 def run_several(calls: Sequence[JointCall]) -> list[Tensor]:
     """Return the values of several statements over plain tensors; one kernel computes them where that is faster."""
     if any([_is_watched(call.tensors) for call in calls]):
-        return [run_plain(*call) for call in calls]
+        return [run_plain(*call.statement) for call in calls]
     return run_jointly(_resolved(calls), _run)
 
 

@@ -6,7 +6,8 @@ of the names that some statement sums over, so that each sum is complete where i
 read a factor that has all names, which is most of what there is to read, a program takes parts of names that are too
 long for that, and adds what it sums to the output atomically. So is added what is scattered, as it would be by a kernel
 of its own. Over constant tables a program may take several values of the longest name in turn, and hold the sums of a
-scatter by a sorted index until the position changes.
+scatter by a sorted index until the position changes; what the longest sum alone is over is cut into parts there, so
+that a program holds a few rows of what it reads.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def joint_schedules(
     In all of them a shared index name has the same role: "step" if one of the sums is over it, else "tile". They have
     the order of axes in memory, the fastest last. Sums share a kernel if they run over the same names, and if a tile
     holds all that is summed over but for the first dimensions of tensors, which may be long, and for what is too much:
-    of these a program has a part, which it adds to the output, where several read a factor that has all names.
+    of these a program has a part, which it adds to the output, where several read a factor that has all names. Over
+    constant tables it has a part of what the longest sum alone is over.
     """
     own = [_alone(*part, deterministic) for part in zip(bounds, strides, facts)]
     parts = [schedule for schedule in own if schedule is not None]
@@ -63,13 +65,16 @@ def joint_schedules(
     first, names = parts[0], [name for name, role in parts[0].roles.items() if role != "unrolled"]
     summed = [name for name in names if any(name not in part.free for part in parts)]
     in_parts = {name for name in summed if is_varying(first.bound, name)}
+    longest = _of_the_longest(parts) if first.tables and not deterministic else set()
+    in_parts = in_parts or longest
     if _tile(first.extents, [name for name in summed if name not in in_parts]) > MOST_SUMMED:
         in_parts = {*summed}
-    if in_parts:
+    if not in_parts <= longest:
         read = Counter(access for part in parts for access in _whole(part.bound))
         may_share = all(may_share_kernel(part.bound) and not part.tables for part in parts)
         if deterministic or not may_share or max(read.values(), default=0) < 2:
             return None
+    if in_parts:
         parts = [part if in_parts <= {*part.free} else part.shared() for part in parts]
         summed = [name for name in summed if name not in in_parts]
     along: Counter[str] = Counter()
@@ -79,6 +84,17 @@ def joint_schedules(
     roles = {name: "step" if name in summed else "tile" for name in sorted(names, key=rank)}
     unrolled = [dict.fromkeys(part.names("unrolled"), "unrolled") for part in parts]
     return tuple(replace(part, roles={**roles, **own_names}) for part, own_names in zip(parts, unrolled))
+
+
+def _of_the_longest(parts: Sequence[Schedule]) -> set[str]:
+    """Return the names that the longest sums alone are over; none where the others are over no name.
+
+    Programs that have parts of those need not hold a tile of all that is summed, which lacks registers.
+    """
+    summed = [{name for name in part.axes if name not in part.free} for part in parts]
+    longest = max(summed, key=len)
+    others = set[str]().union(*[own for own in summed if own < longest])
+    return longest - others if others else set()
 
 
 def summed_schedules(
@@ -144,7 +160,7 @@ def _alone(bound: Bound, strides: Strides, fact: Fact | None, deterministic: boo
         return None
     start = Start.of(bound, usable[0], fact)
     if isinstance(fact, ConstantTables):
-        return unrolled_schedule(start, strides, fact.numbers)
+        return unrolled_schedule(start, strides, fact.numbers, is_one_of=True)
     names = (*start.free, *start.summed)
     tree = multiply([frozenset(factor.names) for factor in start.factors])
     roles = dict.fromkeys(names, "tile")

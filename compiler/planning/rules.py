@@ -125,10 +125,11 @@ def _kind(schedule: Schedule) -> object:
     return merged.outer, merged.inner, schedule.is_shared, {*schedule.names("step")}, {*schedule.names("grid")}
 
 
-def unrolled_schedule(start: Start, strides: Strides, tables: Tables) -> Schedule | None:
+def unrolled_schedule(start: Start, strides: Strides, tables: Tables, is_one_of: bool = False) -> Schedule | None:
     """Return a schedule with constant tables as numbers in the source, over one or two axes of tiles.
 
-    None if the tables are not all read by index names, have too many entries, or tiles would be too large.
+    None if the tables are not all read by index names, have too many entries, or tiles would be too large: of one of
+    several statements programs may have a part of what it sums over.
     """
     if not tables or start.strategy not in ("store", "store-once", "atomic") or not start.bound.statement.is_sum:
         return None
@@ -153,7 +154,7 @@ def unrolled_schedule(start: Start, strides: Strides, tables: Tables) -> Schedul
     # tiles are powers of two, and hold a summed name whole
     sizes = [power_of_two(start.extents[name]) for name in axes]
     least = math.prod(size if name in summed else min(size, LEAST_TILE) for name, size in zip(axes, sizes))
-    if not axes or any(name not in axes for name in summed) or least > LARGEST_TILE:
+    if not axes or any(name not in axes for name in summed) or (least > LARGEST_TILE and not is_one_of):
         return None
     if not 0 < _entries(reads, start.extents, list(unrolled), tables) <= MOST_ENTRIES:
         return None

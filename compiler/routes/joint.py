@@ -55,6 +55,12 @@ class JointCall(NamedTuple):
     size: tuple[int, ...]
     tensors: list[Tensor]
     fact: Fact | None = None
+    place: Tensor | None = None  # memory for the result, which may be a part of a larger tensor
+    alone: Callable[[], Tensor] | None = None  # evaluates it by itself; None: as any statement
+
+    @property
+    def statement(self) -> tuple[str, str, tuple[int, ...], list[Tensor], Fact | None]:
+        return self[:5]
 
 
 class _Choice(NamedTuple):
@@ -69,24 +75,50 @@ def run_jointly(calls: Sequence[JointCall], run: Run) -> list[Tensor]:
     """Return the values of several statements over plain tensors; `run` evaluates one of them."""
     device, are_several = calls[0].tensors[0].device, len(calls) > 1
     by_kernels = has_kernels(device)
-    if are_several and device.type == "cpu" and not by_kernels:
-        return _in_one_program(calls, run)
+    if are_several and device.type == "cpu" and not (by_kernels or any(call.alone for call in calls)):
+        return [_placed(value, call) for value, call in zip(_in_one_program(calls, run), calls)]
     choice = _choice(calls, run) if are_several and by_kernels and _share_names(calls) else _Choice(None)
     return _run(calls, choice.launcher, choice.places, run)
 
 
 def sum_jointly(calls: Sequence[JointCall], in_turn: Callable[[], Tensor]) -> Tensor:
-    """Return the sum of several statements' values by one kernel if that is the fastest, else by `in_turn`."""
-    if len(calls) == 1 or not has_kernels(calls[0].tensors[0].device):
-        return in_turn()
-    own = _with_own_names(calls)
+    """Return the sum of several statements' values by one kernel if that is the fastest, else by `in_turn`.
+
+    All of them have one place, if any.
+    """
+    own = None
+    if len(calls) > 1 and has_kernels(calls[0].tensors[0].device):
+        own = _with_own_names(calls)
     choice = _Choice(None) if own is None else _sum_choice(own, in_turn)
-    return in_turn() if own is None or choice.launcher is None else choice.launcher([c.tensors for c in own])[0]
+    if own is None or choice.launcher is None:
+        return _placed(in_turn(), calls[0])
+    return choice.launcher([call.tensors for call in own], [calls[0].place])[0]
+
+
+def _placed(value: Tensor, call: JointCall) -> Tensor:
+    """Return a value in the memory that a call has for it."""
+    return value if call.place is None or value is call.place else call.place.copy_(value)
+
+
+def _alone(call: JointCall, run: Run) -> Tensor:
+    """Return the value of one statement by itself."""
+    return _placed(run(*call.statement, False) if call.alone is None else call.alone(), call)
+
+
+def _key(statement: PreparedStatement, variant: object, call: JointCall) -> tuple[object, ...]:
+    """Return a key that is equal only for calls that the same kernel runs."""
+    return *statement.kernel_key(variant, call.fact), None if call.place is None else call.place.stride()
+
+
+def _problem(statement: PreparedStatement, call: JointCall) -> Problem:
+    """Return the tuning problem of one of several statements, whose result lies as its place does."""
+    problem = statement.problem(call.tensors, call.fact)
+    return problem if call.place is None else replace(problem, strides={**problem.strides, "": call.place.stride()})
 
 
 def _with_own_names(calls: Sequence[JointCall]) -> list[JointCall] | None:
     """Return statements in which a name stands for one tensor, or one length; None if they have several outputs."""
-    statements = [prepare(*call) for call in calls]
+    statements = [prepare(*call.statement) for call in calls]
     outputs = {(str(each.bound.statement.output), each.bound.size) for each in statements}
     if len(outputs) > 1 or any([each.bound.is_seeded or each.bound.is_empty for each in statements]):
         return None
@@ -109,16 +141,16 @@ def _with_own_names(calls: Sequence[JointCall]) -> list[JointCall] | None:
         if isinstance(fact, ConstantTables):
             fact = ConstantTables({names[name]: table for name, table in fact.numbers.items()})
         text = str(renamed(statement, indices, names))
-        own_calls.append(JointCall(text, ",".join(names[name] for name in tensors), call.size, call.tensors, fact))
+        read = ",".join(names[name] for name in tensors)
+        own_calls.append(call._replace(expr=text, names=read, fact=fact))
     return own_calls
 
 
 def _sum_choice(calls: Sequence[JointCall], in_turn: Callable[[], Tensor]) -> _Choice:
     """Return the kernel that adds up statements over tensors like these, if it is faster than one after the other."""
-    statements = [prepare(*call) for call in calls]
+    statements = [prepare(*call.statement) for call in calls]
     variants = [statement.variant(call.tensors) for statement, call in zip(statements, calls)]
-    parts = zip(statements, variants, calls)
-    key = "sum", *[statement.kernel_key(variant, call.fact) for statement, variant, call in parts]
+    key = "sum", *map(_key, statements, variants, calls)
     choice = _choices.get(key)
     if choice is None:
         if not may_be_timed(calls[0].tensors[0].device):
@@ -133,7 +165,7 @@ def _timed_sum(
     in_turn: Callable[[], Tensor],
 ) -> _Choice:
     """Return the kernel of a sum that takes the least, none if one after the other does."""
-    problem = summed_problem([each.problem(call.tensors, call.fact) for each, call in zip(statements, calls)])
+    problem = summed_problem([*map(_problem, statements, calls)])
     if problem is None:
         return _Choice(None)
     tensors = [call.tensors for call in calls]
@@ -144,9 +176,9 @@ def _timed_sum(
     def start(name: str) -> tuple[Callable[[], object], float] | None:
         if name == APART:  # for which each statement is tuned by itself: not where none of them could be fast enough
             is_hopeless = problem.apart_floor >= min(times.values(), default=float("inf"))
-            return None if is_hopeless else (lambda: in_turn(), apart_ms)
+            return None if is_hopeless else (lambda: _placed(in_turn(), calls[0]), apart_ms)
         launcher = built().get(name)
-        return None if launcher is None else (lambda: launcher(tensors), together_ms)
+        return None if launcher is None else (lambda: launcher(tensors, [calls[0].place]), together_ms)
 
     with on_device(statements[0].bound.device), paused(), torch.no_grad():  # none of it is a part of the call
         names = [*configs, APART]
@@ -160,9 +192,9 @@ def _timed_sum(
 
 def _in_one_program(calls: Sequence[JointCall], run: Run) -> list[Tensor]:
     """Return the values of several sums by torch's operations, each in its own way, with what they share done once."""
-    statements = [prepare(*call) for call in calls]
+    statements = [prepare(*call.statement) for call in calls]
     if any([each.bound.is_empty or not each.is_sum for each in statements]):
-        return [run(*call, False) for call in calls]
+        return [run(*call.statement, False) for call in calls]
     tensors, parts = dict[int, Tensor](), []
     for statement, call in zip(statements, calls):
         named, variant = dict(zip(statement.names, call.tensors)), statement.variant(call.tensors)
@@ -177,8 +209,11 @@ def _in_one_program(calls: Sequence[JointCall], run: Run) -> list[Tensor]:
 
 def _run(calls: Sequence[JointCall], launcher: JointLauncher | None, places: Sequence[int], run: Run) -> list[Tensor]:
     """Return the values of statements of which a joint kernel runs those at `places`."""
-    results = {} if launcher is None else dict(zip(places, launcher([calls[at].tensors for at in places])))
-    return [results[at] if at in results else run(*call, False) for at, call in enumerate(calls)]
+    results = dict[int, Tensor]()
+    if launcher is not None:
+        joint = [calls[at] for at in places]
+        results = dict(zip(places, launcher([call.tensors for call in joint], [call.place for call in joint])))
+    return [results[at] if at in results else _alone(call, run) for at, call in enumerate(calls)]
 
 
 def _share_names(calls: Sequence[JointCall]) -> bool:
@@ -194,10 +229,9 @@ def _share_names(calls: Sequence[JointCall]) -> bool:
 
 def _choice(calls: Sequence[JointCall], run: Run) -> _Choice:
     """Return the joint kernel for tensors like these, of all statements or of some, if it is faster than their own."""
-    statements = [prepare(*call) for call in calls]
+    statements = [prepare(*call.statement) for call in calls]
     variants = [statement.variant(call.tensors) for statement, call in zip(statements, calls)]
-    parts = zip(statements, variants, calls)
-    key = tuple([statement.kernel_key(variant, call.fact) for statement, variant, call in parts])
+    key = tuple(map(_key, statements, variants, calls))
     choice = _choices.get(key)
     if choice is None:
         if not may_be_timed(calls[0].tensors[0].device):
@@ -217,12 +251,8 @@ def fitted(launcher: JointLauncher, statements: Sequence[PreparedStatement]) -> 
 
 def _timed(calls: Sequence[JointCall], statements: Sequence[PreparedStatement], run: Run) -> _Choice:
     """Return the joint kernel that takes the least, none if separate ones do; measured now unless it is remembered."""
-    problems = [statement.problem(call.tensors, call.fact) for statement, call in zip(statements, calls)]
-    joints = {
-        places: joint
-        for places, in_order in _groups(problems).items()
-        if (joint := joint_problem([problems[at] for at in places], in_order)) is not None
-    }
+    problems = [*map(_problem, statements, calls)]
+    joints = _joints(problems, _groups(problems)) or _joints(problems, _of_shorter_sums(problems))
     if not joints:
         return _Choice(None)
     with on_device(statements[0].bound.device), paused(), torch.no_grad():  # none of it is a part of the call
@@ -232,6 +262,21 @@ def _timed(calls: Sequence[JointCall], statements: Sequence[PreparedStatement], 
         launcher = joints[way.places].launcher(way.config)
         launcher.build([calls[at].tensors for at in way.places])
     return _Choice(launcher, way.places)
+
+
+def _joints(
+    problems: Sequence[Problem], groups: Mapping[tuple[int, ...], Collection[int]]
+) -> dict[tuple[int, ...], JointProblem]:
+    """Return those groups of statements that a kernel may run, by their places; see `_groups`."""
+    joints = {places: joint_problem([problems[at] for at in places], in_order) for places, in_order in groups.items()}
+    return {places: joint for places, joint in joints.items() if joint is not None}
+
+
+def _of_shorter_sums(problems: Sequence[Problem]) -> dict[tuple[int, ...], Collection[int]]:
+    """Return groups of statements without those that sum over more names than a program can hold with the others."""
+    summed = [{*problem.bound.statement.summed} for problem in problems]
+    groups = {tuple(at for at, own in enumerate(summed) if own < most): () for most in summed}
+    return {places: in_order for places, in_order in groups.items() if len(places) > 1}
 
 
 def _groups(problems: Sequence[Problem]) -> dict[tuple[int, ...], tuple[int, ...]]:

@@ -27,9 +27,20 @@ class Output:
     dtype: torch.dtype
     is_covered: bool  # the kernel writes all of it
 
-    def allocate(self, device: torch.device) -> Tensor:
-        output = torch.empty_strided(self.size, row_major(self.size), dtype=self.sum_dtype, device=device)
+    def memory(self, device: torch.device, place: Tensor | None) -> Tensor:
+        """Return what the kernel writes to: the place itself unless sums have another dtype."""
+        if place is not None and self.dtype is self.sum_dtype:
+            output = place
+        else:
+            strides = row_major(self.size) if place is None else place.stride()
+            output = torch.empty_strided(self.size, strides, dtype=self.sum_dtype, device=device)
         return output if self.is_covered else output.zero_()
+
+    def finished(self, total: Tensor, place: Tensor | None) -> Tensor:
+        """Return the result that the kernel has left in its memory."""
+        if place is not None:
+            return place if total is place else place.copy_(total)
+        return total if self.dtype is self.sum_dtype else total.to(self.dtype)
 
 
 @dataclass
@@ -40,11 +51,12 @@ class JointLauncher:
     outputs: tuple[Output, ...]
     places: tuple[tuple[int, int], ...]  # of each tensor that the kernel reads: its statement, and its number there
 
-    def __call__(self, tensors: Tensors) -> list[Tensor]:
-        outputs = [output.allocate(self.kernel.device) for output in self.outputs]
+    def __call__(self, tensors: Tensors, places: Sequence[Tensor | None] = ()) -> list[Tensor]:
+        """Return the results, each in its place where it has one, whose strides are those that the kernel is for."""
+        given = places or [None] * len(self.outputs)
+        outputs = [own.memory(self.kernel.device, place) for own, place in zip(self.outputs, given)]
         self.kernel.launch((*[tensors[part][at] for part, at in self.places], *outputs))
-        pairs = zip(outputs, self.outputs)
-        return [total if own.dtype is own.sum_dtype else total.to(own.dtype) for total, own in pairs]
+        return [own.finished(total, place) for own, total, place in zip(self.outputs, outputs, given)]
 
     def build(self, tensors: Tensors) -> None:
         """Compile for these tensors without running; raise UnsupportedError if the kernel can't be built."""

@@ -22,6 +22,7 @@ from ..planning import (
     Strides,
     device_of,
     in_turns,
+    is_varying,
     joint_schedules,
     summed_schedules,
 )
@@ -52,6 +53,16 @@ WIDTHS, WARPS_OF_PARTS, EACH_OF_PARTS = (128, 64, 256), (4, 8), (32, 16)
 # for a thread spill registers, as compiled for sm_90.
 SUMMED = ((32, 1, 8, 6), (32, 1, 4, 12), (32, 1, 8, 12))
 MOST_PRODUCTS = 1024  # of a source: 525 of them, and 958, take about 6 s to compile
+# Elements for each thread of one warp, over tables where programs add parts of sums: rows that are summed along. One
+# H200, gradients of x, y and weights (`python -m bench.products --seed 4211 --cases 0`, `--seed 7702 --cases 0 4`): of
+# 44 channels up to lmax 1 0.82 ms with two rows, 0.69 with four and with eight, 0.97 in three kernels; of 108 channels
+# 1.94 with two, 1.69 with four, 2.63 in three; of 68 channels up to lmax 2 0.56 with one or two, 0.63 in three. In
+# tiles of all weights, summed whole, the first took 0.88 with four warps and 1.59 with eight.
+EACH_OF_ROWS = (2, 4, 8, 16)
+# Products of a thread of a joint kernel over tables, of tiles with two axes of fixed length. Compiled for sm_90, those
+# gradients of 43 channels up to lmax 2 have 1,992 of four rows, in 255 registers; in tiles of all weights they have
+# 3,984 by eight warps, spill 2.5 kB and take a minute to compile.
+MOST_OF_A_THREAD = 2048
 BLOCK_COSTS = 4  # elements: what a block costs beside its length; not measured
 
 Item = TypeVar("Item")
@@ -68,7 +79,8 @@ def joint_problem(problems: Sequence[Problem], in_order: Collection[int] = ()) -
     if schedules is None:
         return None
     turns = in_turns(schedules, in_order) if in_order else None
-    return JointProblem(tuple(problems), turns or schedules)
+    joint = JointProblem(tuple(problems), turns or schedules)
+    return joint if joint.configs else None
 
 
 @dataclass(frozen=True)
@@ -85,7 +97,7 @@ class JointProblem:
         A program holds every tile that it has loaded until the last result is stored.
         """
         first = self.schedules[0]
-        if any(schedule.is_shared for schedule in self.schedules):
+        if any(schedule.is_shared for schedule in self.schedules) and not first.tables:
             choices = product(WIDTHS, EACH_OF_PARTS, WARPS_OF_PARTS)
             return tuple(dict.fromkeys(self._config(warps, each, along) for along, each, warps in choices))
         width = device_of(first.bound.device).warp_width
@@ -93,13 +105,24 @@ class JointProblem:
         most = min(summed // (EACH_OF_A_SUM * width), MOST_WARPS)
         more = [warps for warps in (most, most // 2) if warps > max(WARPS)]
         ways = [self._config(warps, each) for each in ELEMENTS[bool(first.tables)] for warps in (*more, *WARPS)]
+        if any(schedule.is_shared for schedule in self.schedules):
+            ways = [self._config(1, each) for each in EACH_OF_ROWS]
         ways = list(dict.fromkeys(ways))
         if first.tables:
             row = power_of_two(first.extents[first.names("tile", "step")[-1]])
             ways.insert(0, self._config(1, max(1, min(VECTOR, row // width))))
         if any(schedule.run for schedule in self.schedules):
             ways = [turned for config in ways for turned in self._in_turns(config)]
-        return tuple(dict.fromkeys(ways))
+        ways = list(dict.fromkeys(ways))
+        fixed = [name for name in first.axes if not is_varying(first.bound, name)]
+        is_wide = bool(first.tables) and len(fixed) > 1
+        return tuple(config for config in ways if not is_wide or self._of_a_thread(config) <= MOST_OF_A_THREAD)
+
+    def _of_a_thread(self, config: Config) -> int:
+        """Return how many products a thread has: one for each entry of the tables and element of a tile."""
+        entries = sum(problem.cost(part, config).entries for part, problem in zip(self.schedules, self.problems))
+        threads = config.num_warps * device_of(self.schedules[0].bound.device).warp_width
+        return entries * max(1, prod(block for _, block in config.blocks) // threads)
 
     def _config(self, warps: int, each: int, along: int = LARGEST_TILE) -> Config:
         """Return a config with tiles of so many elements for each thread, or of all that is summed over if it is more.

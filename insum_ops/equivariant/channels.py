@@ -14,9 +14,9 @@ wherever they lie, so that nothing has to be put in order before and after.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -131,10 +131,17 @@ class Channels(Contractions):
             return dict(zip(wanted, self.run_several(wanted, operands, rows)))
         return super().gradients(wanted, operands, rows)
 
-    def run_several(self, names: Sequence[str], tensors: Mapping[str, Tensor], rows: Rows) -> list[Tensor]:
+    def run_several(
+        self,
+        names: Sequence[str],
+        tensors: Mapping[str, Tensor],
+        rows: Rows,
+        alone: Callable[[str], Tensor] | None = None,
+    ) -> list[Tensor]:
         """Return several of Z, X, Y and W without a graph, each contracted from the other three of `tensors`.
 
-        The one of a name in `tensors` gives the size of the result.
+        The one of a name in `tensors` gives the size of the result. What no kernel makes with others `alone` returns,
+        if that is given.
         """
         flat, has_rows = "".join([one for one in "XZ" if tensors[one].dim() == 2]), [row is not None for row in rows]
         sides, operands = [self.side_for(tensors, name, flat) for name in names], _with_rows(tensors, rows)
@@ -144,7 +151,8 @@ class Channels(Contractions):
             for name, side in zip(names, sides):
                 read = {**{key: tensor for key, tensor in operands.items() if key != name}, **side.fixed}
                 text, size = _statement(name, self.along, *has_rows, flat), tuple(tensors[name].shape)
-                calls.append(JointCall(text, ",".join(read), size, list(read.values()), side.fact))
+                by_itself = None if alone is None else partial(alone, name)
+                calls.append(JointCall(text, ",".join(read), size, list(read.values()), side.fact, None, by_itself))
             return tuple(run_several(calls))
 
         marks = "several", self.along, tuple(names), *operands

@@ -7,7 +7,7 @@ part of the weights' gradient in place.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,35 @@ LARGEST = 2**31  # bytes: kernels for smaller tensors can not address parts of a
 # [are slots flat]; by an int where it is traced, since not every tracer takes a bool for an index
 SCATTER = tuple(Statement(f"Z[DST[b],{c}] += M[b,{c}]", (("M", 0), ("DST", 1)), {}) for c in ("i,w", "c"))
 GATHER = Statement("dM[b,i,w] += dZ[DST[b],i,w]", (("dZ", 0), ("DST", 1)), {})
+
+
+class Columns:
+    """The columns of several slots side by side: some are written there, the others put there at the end."""
+
+    def __init__(self, slots: Slots, like: Tensor, rows: int) -> None:
+        self.slots, self.like, self.rows = slots, like, rows
+        self.memory: Tensor | None = None
+
+    def place(self, at: int) -> Tensor | None:
+        """Return the memory of one slot; None where there is no other: it has all columns."""
+        if len(self.slots.sizes) == 1:
+            return None
+        if self.memory is None:
+            self.memory = self.like.new_empty(self.rows, sum(self.slots.sizes))
+        return self.slots.spread(self.memory)[at]
+
+    def filled(self, parts: Sequence[Tensor | None], is_placed: Collection[int]) -> Tensor:
+        """Return all columns in the order of the irreps, zeros for a slot without a part; some are in their place."""
+        sizes, absent = self.slots.sizes, lambda size: self.like.new_zeros(self.rows, size)
+        if self.memory is None:
+            flat = [absent(size) if part is None else part.view(self.rows, size) for part, size in zip(parts, sizes)]
+            return self.slots.unordered(flat[0] if len(flat) == 1 else torch.cat(flat, 1))
+        for at, (part, place) in enumerate(zip(parts, self.slots.spread(self.memory))):
+            if part is None:
+                place.zero_()
+            elif at not in is_placed:
+                place.copy_(part.view(place.shape))
+        return self.slots.unordered(self.memory)
 
 
 class InPlaceProduct:
@@ -77,49 +106,49 @@ class InPlaceProduct:
             weight = self.in_order(weight)
         Xs, Ys, Ws = self.parts(x, y, weight)
         operands = [Parts(Xs[at1], Ys[at2], W, src) for (_, at1, at2, _), W in zip(self.steps, Ws)]
-        places = [at3 for *_, at3 in self.steps]
-        product = lambda at, Z: self.steps[at][0].forward(operands[at], Z, self.sizes[places[at]])[0]
-        Zs, done = self.summed("Z", places, operands, self.sizes, product)
+        columns = Columns(out, x, self.num_rows)
+        slots = [at3 for *_, at3 in self.steps]
+        product = lambda at, Z: self.steps[at][0].forward(operands[at], Z, self.sizes[slots[at]])[0]
+        Zs, done, placed = self.summed("Z", slots, operands, self.sizes, product, columns if dst is None else None)
         saved: list[Tensor | None] = [x, y, weight]
         for number, ((step, *_, at3), parts) in enumerate(zip(self.steps, operands)):
             intermediate = None
             if number not in done:
                 Zs[at3], intermediate = step.forward(parts, Zs[at3], self.sizes[at3])
             saved.append(intermediate)
-        flat = [self.finished(at, Z, x, dst) for at, Z in enumerate(Zs)]
-        return out.unordered(flat[0] if len(flat) == 1 else torch.cat(flat, 1)), saved
+        if dst is not None:
+            shapes = [out.shape(self.num_rows, at) for at in range(len(Zs))]
+            Zs = [Z if Z is None else run(SCATTER[out.is_flat], size, (Z, dst)) for Z, size in zip(Zs, shapes)]
+        return columns.filled(Zs, placed), saved
 
     def summed(
         self,
         name: str,
-        places: Sequence[int],
+        slots: Sequence[int],
         operands: Sequence[Any],
         sizes: Sequence[Sequence[int]],
         add: Callable[[int, Tensor | None], Tensor | None],
-    ) -> tuple[list[Tensor | None], set[int]]:
-        """Return the sums of Z, dX or dY of those steps of one place that a kernel may add up, and their numbers.
+        columns: Columns | None = None,
+    ) -> tuple[list[Tensor | None], set[int], set[int]]:
+        """Return the sums of Z, dX or dY of those steps of one slot that a kernel may add up, and their numbers.
 
-        `places` says to which of `sizes` each step adds, and `add` returns a total with what one step adds to it.
+        `slots` says to which of `sizes` each step adds, and `add` returns a total with what one step adds to it. Where
+        no other step adds to a slot its sum is written to its place in `columns`; last come the numbers of such slots.
         """
         sums: list[Tensor | None] = [None] * len(sizes)
-        done = set[int]()
+        done, placed = set[int](), set[int]()
         stated = [step.summand(name) for step, *_ in self.steps]
         for at, size in enumerate(sizes):
-            own = {number: each for number, each in enumerate(stated) if each is not None and places[number] == at}
+            own = {number: each for number, each in enumerate(stated) if each is not None and slots[number] == at}
             if len(own) > 1:
-                calls = [joint_call(each, size, operands[number]) for number, each in own.items()]
+                is_whole = columns is not None and len(own) == slots.count(at)
+                place = columns.place(at) if columns is not None and is_whole else None
+                calls = [joint_call(each, size, operands[number], place) for number, each in own.items()]
                 sums[at] = run_summed(calls, partial(_in_turn, list(own), add))
                 done.update(own)
-        return sums, done
-
-    def finished(self, at: int, Z: Tensor | None, x: Tensor, dst: Tensor | None) -> Tensor:
-        """Return a slot of the output: zeros where no path leads, the rows added up by `dst` where there is one."""
-        out = self.slots[2]
-        if Z is None:
-            return x.new_zeros(self.num_rows, out.sizes[at])
-        if dst is not None:
-            Z = run(SCATTER[out.is_flat], out.shape(self.num_rows, at), (Z, dst))
-        return Z if out.is_flat else Z.view(self.num_rows, out.sizes[at])
+                if place is not None:
+                    placed.add(at)
+        return sums, done, placed
 
     def backward(
         self,
@@ -151,14 +180,16 @@ class InPlaceProduct:
                 Parts(*operands[at][:4]), intermediates[at], operands[at][4], wanted, totals
             )
 
+        columns, placed = Columns(first, x, x.shape[0]), set[int]()
         if wanted[0]:
             to_X = lambda at, dX: gradients(at, (True, False, False), Gradients(dX)).dX
-            places_of_X = [at1 for _, at1, *_ in self.steps]
-            dXs, summed["X"] = self.summed("X", places_of_X, operands, [X.shape for X in Xs], to_X)
+            slots_of_X = [at1 for _, at1, *_ in self.steps]
+            sizes = [X.shape for X in Xs]
+            dXs, summed["X"], placed = self.summed("X", slots_of_X, operands, sizes, to_X, columns)
         if wanted[1]:
             to_Y = lambda at, dY: gradients(at, (False, True, False), Gradients(None, dY)).dY
-            places_of_Y = [at2 for _, _, at2, _ in self.steps]
-            dYs, summed["Y"] = self.summed("Y", places_of_Y, operands, [Y.shape for Y in Ys], to_Y)
+            slots_of_Y = [at2 for _, _, at2, _ in self.steps]
+            dYs, summed["Y"], _ = self.summed("Y", slots_of_Y, operands, [Y.shape for Y in Ys], to_Y)
         dWs: list[Tensor] = []
         dw, places = None, [None] * len(self.steps)
         if wanted[2] and weight is not None and writes_parts(weight):
@@ -171,9 +202,10 @@ class InPlaceProduct:
                 dWs.append(dW)
         dx = dy = None
         if wanted[0]:
-            dx = dXs[0] if self.reads_columns else _joined(first, dXs, x)
+            dx = dXs[0] if self.reads_columns else columns.filled(dXs, placed)
         if wanted[1]:
-            dy = _joined(second, _by_slot(dYs, [at for at, _ in self.variants], len(second.widths)), y)
+            parts_of_y = _by_slot(dYs, [at for at, _ in self.variants], len(second.widths))
+            dy = Columns(second, y, y.shape[0]).filled(parts_of_y, ())
         if wanted[2] and weight is not None:
             if dw is None:
                 starts = [part.start for part in self.weight_slices if part.numel]
@@ -220,12 +252,3 @@ def _by_slot(dYs: Sequence[Tensor | None], slot_of: Sequence[int], count: int) -
             total = grads[slot]
             grads[slot] = dY if total is None else total.flatten(1) + dY.flatten(1)
     return grads
-
-
-def _joined(slots: Slots, parts: Sequence[Tensor | None], like: Tensor) -> Tensor:
-    """Return the gradient of all columns from those of the slots, with zeros where no path begins."""
-    rows = like.shape[0]
-    flat = [
-        like.new_zeros(rows, size) if part is None else part.view(rows, size) for part, size in zip(parts, slots.sizes)
-    ]
-    return slots.unordered(flat[0] if len(flat) == 1 else torch.cat(flat, 1))

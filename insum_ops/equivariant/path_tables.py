@@ -13,7 +13,7 @@ of the two is faster is timed, see `choice`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..compiler import LARGEST_TILE, LEAST_TILE, device_of, power_of_two
 from ..formats.facts import ConstantTables, Fact, OwnedRows
-from ..formats.torch_state import asked_once, is_watched
+from ..formats.torch_state import asked_once, is_free, is_grad_enabled, is_watched
 from ..functional import insum, insum_pinned
 from ..lru_cache import LRUCache
 from .channels import Channels
@@ -328,6 +328,16 @@ class PathTables(Contractions):
             assert self.known is not None
             is_held = self.known.on(first.device, first.dtype) is not None
         return self._made(is_held, name, operands, seed, SRC)
+
+    def gradients(self, wanted: Sequence[str], operands: Mapping[str, Tensor], rows: Rows) -> dict[str, Tensor]:
+        """Return the wanted tensors; one kernel may make several where no graph is recorded."""
+        first = next(iter(operands.values()))
+        is_held = self.known is not None and self.known.on(first.device, first.dtype) is not None
+        if not is_held or len(wanted) < 2 or not is_free() or is_grad_enabled():
+            return super().gradients(wanted, operands, rows)
+        assert self.known is not None
+        alone = lambda name: super(PathTables, self).gradients((name,), operands, rows)[name]
+        return dict(zip(wanted, self.known.run_several(wanted, operands, rows, alone)))
 
     def gradient(self, name: str, others: Mapping[str, Tensor], rows: Rows, size: tuple[int, ...]) -> Tensor:
         """Return the named one of the four; of X, where rows of it were gathered, a row for each b is added up."""

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from ..compiler import JointCall, has_kernels, parse, run_in_place, terms
+from ..compiler import JointCall, has_kernels, parse, run_in_place, run_several, terms
 from ..formats.facts import Fact
 from .channels import MIXED, statement
 from .contraction import NO_ROWS
@@ -90,10 +91,12 @@ class Statement(NamedTuple):
     fact: Fact | None = None
 
 
-def joint_call(statement: Statement, size: Sequence[int], operands: Sequence[Any]) -> JointCall:
-    """Return a statement with its tensors, as one of several that run together."""
+def joint_call(
+    statement: Statement, size: Sequence[int], operands: Sequence[Any], place: Tensor | None = None
+) -> JointCall:
+    """Return a statement with its tensors, as one of several that run together; its result is written to `place`."""
     tensors = {**{name: operands[at] for name, at in statement.reads}, **statement.fixed}
-    return JointCall(statement.text, ",".join(tensors), tuple(size), [*tensors.values()], statement.fact)
+    return JointCall(statement.text, ",".join(tensors), tuple(size), [*tensors.values()], statement.fact, place)
 
 
 X, Y, W, SRC, DZ, TURNED = range(6)  # the last is W with its two channels exchanged
@@ -108,7 +111,7 @@ def run(
     place: Tensor | None = None,
 ) -> Tensor:
     """Return the statement's value, added to `total`, which is overwritten, or written to `place`."""
-    text, names, shape, tensors, fact = joint_call(statement, size, operands)
+    text, names, shape, tensors, fact = joint_call(statement, size, operands).statement
     if total is not None:
         names, tensors = f"{names},{parse(text).output.name}", [*tensors, total]
     return run_in_place(text, names, shape, tensors, fact, total, place)
@@ -135,18 +138,32 @@ class StatedStep:
     def backward(self, parts: Parts, kept: Tensor | None, dZ: Tensor, wanted: Wanted, totals: Gradients) -> Gradients:
         operands, (dX, dY, place), dW = (*parts, dZ), totals, None
         if wanted[0]:
-            turned = (*operands, parts.W.mT) if self.reads_turned and parts.W is not None else operands
-            if self.scatter is None:
-                dX = run(self.gradients[X], parts.X.shape, turned, dX)
-            else:
-                rows = (len(dZ), *parts.X.shape[1:])
-                edge_dX = run(self.gradients[X], rows, turned)
-                dX = run(self.scatter, parts.X.shape, (edge_dX, parts.SRC), dX)
+            dX = self.scattered(self.gradient("X", operands, dX), operands, dX)
         if wanted[1]:
-            dY = run(self.gradients[Y], parts.Y.shape, operands, dY)
+            dY = self.gradient("Y", operands, dY)
         if wanted[2] and parts.W is not None:
-            dW = run(self.gradients[W], parts.W.shape, operands, None, place)
+            dW = self.gradient("W", operands, None, place)
         return Gradients(dX, dY, dW)
+
+    def gradient(
+        self, name: str, operands: tuple[Any, ...], total: Tensor | None = None, place: Tensor | None = None
+    ) -> Tensor:
+        """Return dX, dY or dW, added to `total` or written to `place`; if rows of dX are scattered, one for each b."""
+        if name == "X":
+            total = total if self.scatter is None else None
+            operands = (*operands, operands[W].mT) if self.reads_turned and operands[W] is not None else operands
+        return run(self.gradients[PLACES[name]], self.size(name, operands), operands, total, place)
+
+    def size(self, name: str, operands: tuple[Any, ...]) -> tuple[int, ...]:
+        """Return the size of what `gradient` returns."""
+        own = operands[PLACES[name]].shape
+        return (len(operands[DZ]), *own[1:]) if name == "X" and self.scatter is not None else tuple(own)
+
+    def scattered(self, dX: Tensor, operands: tuple[Any, ...], total: Tensor | None) -> Tensor:
+        """Return dX of the rows of X, of what `gradient` returned."""
+        if self.scatter is None:
+            return dX
+        return run(self.scatter, operands[X].shape, (dX, operands[SRC]), total)
 
 
 def path_step(term: PathTerm, x: Tensor, weight: Tensor | None, is_gathered: bool) -> Step:
@@ -203,7 +220,27 @@ class TableStep:
             self.stated(name, parts, dZ) if is_wanted else product for name, is_wanted in zip("XYW", wanted)
         )
         step = StatedStep(False, self.weight_shape, product, gradients, self.scatter, reads_turned=True)
-        return step.backward(parts, kept, dZ, wanted, totals)
+        joint = self._jointly(step, (*parts, dZ), wanted, totals)
+        return step.backward(parts, kept, dZ, wanted, totals) if joint is None else joint
+
+    def _jointly(
+        self, step: StatedStep, operands: tuple[Any, ...], wanted: Wanted, totals: Gradients
+    ) -> Gradients | None:
+        """Return the gradients where one kernel, which holds their coefficients, may compute several; else None."""
+        held = {name: self.statements.get((name, True)) for name, is_wanted in zip("XYW", wanted) if is_wanted}
+        if len(held) < 2 or totals.dX is not None or totals.dY is not None:
+            return None
+        calls = []
+        for name, own in held.items():
+            if own is None:
+                return None
+            place = totals.dW if name == "W" else None
+            call = joint_call(own, step.size(name, operands), operands, place)
+            calls.append(call._replace(alone=partial(step.gradient, name, operands, None, place)))
+        found = dict(zip(held, run_several(calls)))
+        if "X" in found:
+            found["X"] = step.scattered(found["X"], operands, None)
+        return Gradients(found.get("X"), found.get("Y"), found.get("W"))
 
     def stated(self, name: str, parts: Parts, dZ: Tensor | None) -> Statement:
         """Return the faster statement of Z, dX, dY or dW for tensors like these."""

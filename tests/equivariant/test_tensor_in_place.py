@@ -11,11 +11,12 @@ from statements import DEVICE, IS_INTERPRETED
 
 pytest.importorskip("e3nn.o3", reason="e3nn is an extra")
 from irreps import assert_same, dense_product, doubles
-from joint_kernels import share_kernels
+from joint_kernels import outputs, share_kernels
 from tensor_cases import CASES, Case, composed, learning, operands
 from tolerances import assert_matches
 
 from insum_ops.compiler.routes import joint
+from insum_ops.compiler.tuning import joint as tuning_jointly
 from insum_ops.equivariant import in_place
 from insum_ops.nn import FullyConnectedTensorProduct
 
@@ -257,3 +258,38 @@ def test_blocks_of_unequal_multiplicities_are_added_up_by_one_kernel(config, has
             assert_same(found, leaves, expected, wide)
         sums = [key.statement for key, ways in contests if joint.APART in ways]
     assert {text.split(": ")[1][:1] for text in sums} >= ({"Z"} if has_edges else {"Z", "X", "Y"})
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("config", [0, -1])
+@pytest.mark.parametrize("has_edges", [False, True])
+@pytest.mark.parametrize(
+    ("learns", "most", "channels"), [("xyw", 2048, 12), ("xw", 2048, 12), ("xyw", 24, 12), ("xyw", 2048, 65)]
+)
+def test_gradients_of_blocks_of_one_multiplicity_share_a_kernel(learns, most, channels, has_edges, config, monkeypatch):
+    """That of y only where a thread has few products: else it has a kernel of its own.
+
+    A tile of all weights that 65 channels have would be too large for one kernel of that gradient alone.
+    """
+    torch.manual_seed(0)
+    monkeypatch.setattr(tuning_jointly, "MOST_OF_A_THREAD", most)
+    irreps = f"{channels}x0e + {channels}x1o"
+    ours = FullyConnectedTensorProduct(irreps, "0e + 1o", irreps, shared_weights=False, internal_weights=False)
+    with share_kernels(config) as contests:
+        for rows in (3, 3, 5, 4):
+            shapes = ((rows, ours.irreps_in1.dim), (rows, ours.irreps_in2.dim), (rows, ours.weight_numel))
+            leaves = [
+                torch.randn(shape).to(DEVICE).requires_grad_(name in learns) for name, shape in zip("xyw", shapes)
+            ]
+            wide = doubles(leaves)
+            if not has_edges:
+                found, expected = ours(*leaves), dense_product(ours, *wide)
+            else:
+                src, dst = torch.randint(0, rows, (2, rows))
+                expected = torch.zeros(rows, ours.irreps_out.dim, dtype=torch.float64)
+                expected = expected.index_add(0, dst, dense_product(ours, wide[0][src], *wide[1:]))
+                found = ours(*leaves, src=src.to(DEVICE), dst=dst.to(DEVICE))
+            learning = [pair for pair in zip(leaves, wide) if pair[0].requires_grad]
+            assert_same(found, [leaf for leaf, _ in learning], expected, [leaf for _, leaf in learning])
+        shared = {written for written in outputs(contests) if len(written) > 1}
+    assert shared == {("X", "W") if most < 2048 or learns == "xw" else ("X", "Y", "W")}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
@@ -267,7 +268,7 @@ def calls_of(case: Case, operands: dict[str, Tensor]) -> list[JointCall]:
 
 
 def problem_of(calls: list[JointCall]):
-    return joint_problem([prepare(*call).problem(call.tensors, call.fact) for call in calls])
+    return joint_problem([prepare(*call.statement).problem(call.tensors, call.fact) for call in calls])
 
 
 def test_each_tensor_is_loaded_once():
@@ -294,7 +295,7 @@ def test_a_name_for_two_tensors_keeps_statements_apart(together):
     results = run_jointly([first, other], run)
     assert not together
     for result, call in zip(results, calls):
-        torch.testing.assert_close(result, run(*call, False), **TOLERANCE[torch.float32])
+        torch.testing.assert_close(result, run(*call.statement, False), **TOLERANCE[torch.float32])
 
 
 @pytest.mark.parametrize("is_faster", [True, False])
@@ -307,9 +308,39 @@ def test_the_faster_way_is_kept(is_faster):
             calls = calls_of(case, case.operands(edges=edges))
             results = run_jointly(calls, run)
             for result, call in zip(results, calls):
-                torch.testing.assert_close(result, run(*call, False), **TOLERANCE[torch.float32])
+                torch.testing.assert_close(result, run(*call.statement, False), **TOLERANCE[torch.float32])
         assert outputs(contests) == [("dA", "dX")]
         assert (joint._choice(calls, run).launcher is not None) == is_faster
+
+
+@pytest.mark.parametrize("is_faster", [True, False])
+def test_results_are_written_to_their_places(is_faster):
+    """By a shared kernel; or by the caller's own way, where it has one."""
+    case, asked = CASES["weighted sum"], list[int]()
+
+    def alone(at: int, value: Tensor) -> Tensor:
+        asked.append(at)
+        return value
+
+    for edges in (67, 103):
+        calls = calls_of(case, case.operands(edges=edges))
+        expected = [run(*call.statement, False) for call in calls]
+        memory = [torch.full((len(value), value[0].numel() + 5), 7.0, device=DEVICE) for value in expected]
+        places = [own[:, 3:-2].unflatten(1, value.shape[1:]) for own, value in zip(memory, expected)]
+        placed = [
+            call._replace(place=place, alone=partial(alone, at, value))
+            for at, (call, place, value) in enumerate(zip(calls, places, expected))
+        ]
+        with pretended_clock(joint) as contests:
+            contests.winner = lambda _, ways: ways[0] if is_faster else joint.APART
+            contests.runs = 0
+            results = run_jointly(placed, run)
+        for result, place, own, value in zip(results, places, memory, expected, strict=True):
+            assert result is place
+            torch.testing.assert_close(result, value, **TOLERANCE[torch.float32])
+            assert (own[:, :3] == 7).all()
+            assert (own[:, -2:] == 7).all()
+    assert asked == ([] if is_faster else [0, 1] * 2)
 
 
 def test_statements_that_store_may_share_a_kernel_without_those_that_scatter():
@@ -321,7 +352,7 @@ def test_statements_that_store_may_share_a_kernel_without_those_that_scatter():
         for edges in (67, 71):
             calls = calls_of(case, case.operands(edges=edges))
             for result, call in zip(run_jointly(calls, run), calls):
-                torch.testing.assert_close(result, run(*call, False), **TOLERANCE[torch.float32])
+                torch.testing.assert_close(result, run(*call.statement, False), **TOLERANCE[torch.float32])
         choice = joint._choice(calls, run)
     assert [calls[at].expr.split("[")[0] for at in choice.places] == ["dA", "dB"]
 
@@ -333,7 +364,7 @@ def test_a_scatter_by_a_sorted_index_may_have_a_kernel_of_its_own():
     for sorted_ones, groups in (("", {(0, 1, 2): ()}), ("T", by_itself), ("TU", together)):
         given = {name: t.sort().values if name in sorted_ones else t for name, t in operands.items()}
         calls = [*calls_of(case, given), *calls_of(CASES["weighted sum"], CASES["weighted sum"].operands())[:1]]
-        assert joint._groups([prepare(*call).problem(call.tensors, call.fact) for call in calls]) == groups
+        assert joint._groups([prepare(*call.statement).problem(call.tensors, call.fact) for call in calls]) == groups
 
 
 @pytest.mark.parametrize(

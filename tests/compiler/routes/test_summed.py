@@ -49,7 +49,7 @@ def parts(rows: int, dtype: torch.dtype = torch.float32) -> tuple[list[JointCall
 
 def summed(calls: list[JointCall]) -> Tensor:
     """The sum, by one kernel or by torch's addition of what each statement gives."""
-    return run_summed(calls, lambda: sum(run_plain(*call) for call in calls))
+    return run_summed(calls, lambda: sum(run_plain(*call.statement) for call in calls))
 
 
 def by_kernel(config: int, calls: list[JointCall]) -> Tensor:
@@ -96,6 +96,22 @@ def test_several_statements_may_read_one_tensor():
     first = calls[0]
     with share_kernels(0):
         assert_matches(summed([first, first]), 2 * summed([first]).double())
+
+
+@pytest.mark.parametrize("by_one_kernel", [True, False])
+def test_a_sum_is_written_to_its_place_in_a_larger_tensor(by_one_kernel):
+    torch.manual_seed(7)
+    for rows in (4, 9):
+        calls, expected = parts(rows)
+        memory = torch.full((rows, 2 + ROWS * COLUMNS + 3), 5.0, device=DEVICE)
+        place = memory[:, 2:-3].unflatten(1, (ROWS, COLUMNS))
+        with share_kernels(0) as contests:
+            contests.winner = contests.winner if by_one_kernel else joint.APART
+            found = summed([call._replace(place=place) for call in calls])
+        assert found.data_ptr() == place.data_ptr()
+        assert_matches(memory[:, 2:-3].reshape(place.shape), expected)
+        assert (memory[:, :2] == 5).all()
+        assert (memory[:, -3:] == 5).all()
 
 
 def test_an_infinite_factor_stays_in_its_row():

@@ -353,9 +353,12 @@ def run_plain_with_winners(
 
 
 def run_several(calls: Sequence[JointCall]) -> list[Tensor]:
-    """Return the values of several statements over plain tensors; one kernel computes them where that is faster."""
+    """Return the values of several statements over plain tensors; one kernel computes them where that is faster.
+
+    Each is written to its place, if the call has one.
+    """
     if any([_is_watched(call.tensors) for call in calls]):
-        return [run_plain(*call.statement) for call in calls]
+        return [call.placed(run_plain(*call.statement)) for call in calls]
     return run_jointly(_resolved(calls), _run)
 
 
@@ -363,8 +366,11 @@ def run_summed(calls: Sequence[JointCall], in_turn: Callable[[], Tensor]) -> Ten
     """Return the sum of several statements' values, which have one output: its name, its indices and its size.
 
     One kernel adds them up where that is faster than `in_turn`, which returns the sum in whatever other way there is.
+    The sum is written to the place that all of them have, if there is one.
     """
-    return in_turn() if any([_is_watched(call.tensors) for call in calls]) else sum_jointly(_resolved(calls), in_turn)
+    if any([_is_watched(call.tensors) for call in calls]):
+        return calls[0].placed(in_turn())
+    return sum_jointly(_resolved(calls), in_turn)
 
 
 def _resolved(calls: Sequence[JointCall]) -> list[JointCall]:

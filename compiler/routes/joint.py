@@ -60,7 +60,12 @@ class JointCall(NamedTuple):
 
     @property
     def statement(self) -> tuple[str, str, tuple[int, ...], list[Tensor], Fact | None]:
+        """The statement and its tensors, without where its result goes and how it may be evaluated."""
         return self[:5]
+
+    def placed(self, value: Tensor) -> Tensor:
+        """Return the result in the memory that there is for it."""
+        return value if self.place is None or value is self.place else self.place.copy_(value)
 
 
 class _Choice(NamedTuple):
@@ -76,7 +81,7 @@ def run_jointly(calls: Sequence[JointCall], run: Run) -> list[Tensor]:
     device, are_several = calls[0].tensors[0].device, len(calls) > 1
     by_kernels = has_kernels(device)
     if are_several and device.type == "cpu" and not (by_kernels or any(call.alone for call in calls)):
-        return [_placed(value, call) for value, call in zip(_in_one_program(calls, run), calls)]
+        return [call.placed(value) for value, call in zip(_in_one_program(calls, run), calls)]
     choice = _choice(calls, run) if are_several and by_kernels and _share_names(calls) else _Choice(None)
     return _run(calls, choice.launcher, choice.places, run)
 
@@ -91,18 +96,13 @@ def sum_jointly(calls: Sequence[JointCall], in_turn: Callable[[], Tensor]) -> Te
         own = _with_own_names(calls)
     choice = _Choice(None) if own is None else _sum_choice(own, in_turn)
     if own is None or choice.launcher is None:
-        return _placed(in_turn(), calls[0])
+        return calls[0].placed(in_turn())
     return choice.launcher([call.tensors for call in own], [calls[0].place])[0]
-
-
-def _placed(value: Tensor, call: JointCall) -> Tensor:
-    """Return a value in the memory that a call has for it."""
-    return value if call.place is None or value is call.place else call.place.copy_(value)
 
 
 def _alone(call: JointCall, run: Run) -> Tensor:
     """Return the value of one statement by itself."""
-    return _placed(run(*call.statement, False) if call.alone is None else call.alone(), call)
+    return call.placed(run(*call.statement, False) if call.alone is None else call.alone())
 
 
 def _key(statement: PreparedStatement, variant: object, call: JointCall) -> tuple[object, ...]:
@@ -176,7 +176,7 @@ def _timed_sum(
     def start(name: str) -> tuple[Callable[[], object], float] | None:
         if name == APART:  # for which each statement is tuned by itself: not where none of them could be fast enough
             is_hopeless = problem.apart_floor >= min(times.values(), default=float("inf"))
-            return None if is_hopeless else (lambda: _placed(in_turn(), calls[0]), apart_ms)
+            return None if is_hopeless else (lambda: calls[0].placed(in_turn()), apart_ms)
         launcher = built().get(name)
         return None if launcher is None else (lambda: launcher(tensors, [calls[0].place]), together_ms)
 

@@ -42,8 +42,8 @@ class Columns:
             self.memory = self.like.new_empty(self.rows, sum(self.slots.sizes))
         return self.slots.spread(self.memory)[at]
 
-    def filled(self, parts: Sequence[Tensor | None], is_placed: Collection[int]) -> Tensor:
-        """Return all columns in the order of the irreps, zeros for a slot without a part; some are in their place."""
+    def filled(self, parts: Sequence[Tensor | None], placed: Collection[int]) -> Tensor:
+        """Return all columns in the order of the irreps, zeros for a slot without a part; those `placed` are there."""
         sizes, absent = self.slots.sizes, lambda size: self.like.new_zeros(self.rows, size)
         if self.memory is None:
             flat = [absent(size) if part is None else part.view(self.rows, size) for part, size in zip(parts, sizes)]
@@ -51,7 +51,7 @@ class Columns:
         for at, (part, place) in enumerate(zip(parts, self.slots.spread(self.memory))):
             if part is None:
                 place.zero_()
-            elif at not in is_placed:
+            elif at not in placed:
                 place.copy_(part.view(place.shape))
         return self.slots.unordered(self.memory)
 

@@ -260,6 +260,29 @@ def test_blocks_of_unequal_multiplicities_are_added_up_by_one_kernel(config, has
     assert {text.split(": ")[1][:1] for text in sums} >= ({"Z"} if has_edges else {"Z", "X", "Y"})
 
 
+class Named(torch.Tensor):
+    """A tensor of a class of its own."""
+
+
+@pytest.mark.every_route
+@pytest.mark.parametrize("which", range(3))
+def test_tensors_of_other_classes_give_the_same(which):
+    """Where blocks have unequal multiplicities too, whose sums are written side by side."""
+    torch.manual_seed(0)
+    ours = FullyConnectedTensorProduct(*UNEVEN, shared_weights=False, internal_weights=False)
+    shapes = ((3, ours.irreps_in1.dim), (3, ours.irreps_in2.dim), (3, ours.weight_numel))
+    tensors = [torch.randn(shape).to(DEVICE) for shape in shapes]
+    expected = dense_product(ours, *doubles(tensors))
+    tensors[which] = tensors[which].as_subclass(Named)
+    assert_matches(ours(*tensors).as_subclass(torch.Tensor), expected)
+    leaves = learning(tensors, (True, True, True))
+    wide = doubles([tensor.as_subclass(torch.Tensor) for tensor in tensors])
+    upstream = torch.randn(expected.shape)
+    want = torch.autograd.grad(dense_product(ours, *wide), wide, upstream.double())
+    for found, reference in zip(torch.autograd.grad(ours(*leaves), leaves, upstream.to(DEVICE)), want, strict=True):
+        assert_matches(found.as_subclass(torch.Tensor), reference)
+
+
 @pytest.mark.kernels
 @pytest.mark.parametrize("config", [0, -1])
 @pytest.mark.parametrize("has_edges", [False, True])

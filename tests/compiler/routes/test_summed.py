@@ -10,7 +10,7 @@ from statements import DEVICE
 from tolerances import assert_matches
 from torch import Tensor
 
-from insum_ops.compiler import JointCall, run_plain, run_summed
+from insum_ops.compiler import JointCall, run_plain, run_several, run_summed
 from insum_ops.compiler.routes import joint
 from insum_ops.formats.facts import ConstantTables
 
@@ -96,6 +96,22 @@ def test_several_statements_may_read_one_tensor():
     first = calls[0]
     with share_kernels(0):
         assert_matches(summed([first, first]), 2 * summed([first]).double())
+
+
+class Named(Tensor):
+    """A tensor of a class of its own: no kernel reads it."""
+
+
+@pytest.mark.parametrize("run", [summed, lambda calls: run_several(calls)[0]])
+def test_results_over_tensors_of_other_classes_are_written_to_their_places(run):
+    torch.manual_seed(8)
+    calls, _ = parts(4)
+    expected = run_plain(*calls[0].statement)
+    X, *others = calls[0].tensors
+    place = torch.empty(4, ROWS, COLUMNS, device=DEVICE)
+    found = run([calls[0]._replace(tensors=[X.as_subclass(Named), *others], place=place)])
+    assert found.data_ptr() == place.data_ptr()
+    assert_matches(place, expected.double())
 
 
 @pytest.mark.parametrize("by_one_kernel", [True, False])

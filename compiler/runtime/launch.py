@@ -285,8 +285,9 @@ class Launcher:
         places = {place % len(pool) for at, place in enumerate(self.order) if (unaligned & ~accepted) >> at & 1}
         copies = [_aligned_copy(tensor) if at in places else tensor for at, tensor in enumerate(pool)]
         self.launch(copies)
+        written = sum(parameter.kind in ("output", "winners") for parameter in self.kernel.parameters)  # they come last
         for at in places:
-            if at == len(pool) - 1 or (self.wants_winners and at == len(pool) - 2):  # what the kernel writes
+            if at >= len(pool) - written:
                 pool[at].copy_(copies[at])
 
     def build(self, tensors: Sequence[Tensor], fact: Fact | None) -> None:

@@ -30,7 +30,15 @@ from .compiler import (
 )
 from .formats.errors import FormatError
 from .formats.facts import Fact
-from .formats.torch_state import PLAIN, is_compiling, is_free, refuse_script_tracer, transform_kinds, wants_gradient
+from .formats.torch_state import (
+    PLAIN,
+    is_compiling,
+    is_free,
+    is_traced,
+    refuse_script_tracer,
+    transform_kinds,
+    wants_gradient,
+)
 from .not_scripted import not_scripted
 
 __all__ = ["Insum", "explain", "insum", "insum_pinned", "on_refusal", "tensor_without_rules", "tune"]
@@ -121,11 +129,11 @@ def insum_pinned(
     runs so where gradients are asked for or a transform is active.
     """
     operands = {**tensors, **fixed}
-    is_traced = is_compiling()
-    if wants_gradient(list(operands.values())) or not (is_traced or is_free()) or (is_traced and fact is None):
+    follows = is_compiling() or is_traced([*operands.values()])  # torch 2.11 says the latter alone below Dynamo
+    if wants_gradient(list(operands.values())) or not (follows or is_free()) or (follows and fact is None):
         return insum(expr, size=size, **operands)
     run = lambda *_: run_plain(expr, ",".join(operands), size, list(operands.values()), fact)
-    if is_traced:
+    if follows:
         return run()
     key = None if fact is None else fact.key
     marks = "pinned", expr, None if size is None else tuple(size), key, *tensors

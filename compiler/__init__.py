@@ -50,7 +50,6 @@ from .pipeline import evaluate
 from .planning import (
     DEVICES,
     LARGEST_TILE,
-    LEAST_TILE,
     MOST_ENTRIES,
     ON_CHIP_EXTENT,
     SHORT,
@@ -101,7 +100,6 @@ __all__ = [
     "INDEX_DTYPES",
     "INTERPRETED",
     "LARGEST_TILE",
-    "LEAST_TILE",
     "MOST_ENTRIES",
     "ON_CHIP_EXTENT",
     "SHORT",

@@ -23,6 +23,7 @@ __all__ = [
     "entries_at_once",
     "inner_turns",
     "innermost",
+    "open_blocks",
     "open_loops",
     "row_segment",
 ]
@@ -149,7 +150,7 @@ def _open_loop(scope: Scope, name: str, segment: Segment) -> Scope:
     role = scope.spec.schedule.roles[name]
     if role == "segment":
         return _open_segment(scope, name, segment)
-    return _open_single_values(scope, name) if role == "loop" else _open_blocks(scope, name)
+    return _open_single_values(scope, name) if role == "loop" else open_blocks(scope, name)
 
 
 def _open_segment(scope: Scope, name: str, segment: Segment) -> Scope:
@@ -247,7 +248,7 @@ def _open_single_values(scope: Scope, name: str) -> Scope:
     return body
 
 
-def _open_blocks(scope: Scope, name: str) -> Scope:
+def open_blocks(scope: Scope, name: str) -> Scope:
     """Open a loop that takes a block of an index at a time."""
     return _open_range(scope, name, ", ".join(_range_of_blocks(scope, name)))
 

@@ -1,21 +1,23 @@
 """Straight-line code for statements over constant tables: a product for each entry, with numbers for positions.
 
-A tile is loaded once for all entries that read it, and each row of the output is stored when it is complete.
-Coefficients of equivariant products are such tables: a few hundred entries that never change.
+A tile is loaded once for all entries that read it, and each row of the output is stored when it is complete. What is
+summed over along memory is taken in blocks, by a loop around that code. Coefficients of equivariant products are such
+tables: a few hundred entries that never change.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product
+from math import isfinite
 from typing import NamedTuple
 
 from ..language import Access, Var, walk
 from ..planning import line_of_access, number_at
 from .broadcast import Value
 from .loads import axes_of, hiding_masks, load_factor, pointer
-from .loops import define_step
+from .loops import open_blocks
 from .products import widened, zeros
 from .scope import Scope
 from .spec import Axes, KernelSpec
@@ -62,24 +64,31 @@ class Row(NamedTuple):
 class RowGroup(NamedTuple):
     """Rows that are summed together, and what they wait for."""
 
+    scope: Scope  # of the program
+    body: Scope  # of a turn, with lines of its own, where what is summed over is taken in turns; else of the program
     rows: Sequence[Row]
-    small: Sequence[Load]  # that come before the first large one
+    small: Sequence[Load]  # each comes before the first large one whose products read it
     large: Sequence[Load]  # tiles that have all axes, in the order in which they are loaded
     axes: Axes
+
+    @property
+    def has_turns(self) -> bool:
+        return self.body is not self.scope
 
 
 def write_unrolled(*scopes: Scope) -> None:
     """Write a program's rows, each a sum over the entries of its tables, of one statement or of several in turn."""
     scope, loads = scopes[0], dict[LoadKey, Load]()
+    if len(scopes) == 1 and _turns(scope):
+        write_unrolled_sum(scope)
+        return
     axes = scope.spec.ordered({*scope.spec.schedule.names("tile", "step")})
     by_statement = [list(rows_of(statement, loads)) for statement in scopes]
     rows = [row for own in by_statement for row in own]
     large = _large_loads(rows, loads, axes)
+    small = [load for load in loads.values() if load not in large]
     # all loads before the first store: a compiler moves no load before a store that it might alias
-    for load in loads.values():
-        if load not in large:
-            scope.lines += load.lines
-    totals = next(_sum_by_tile([RowGroup(rows, [], large, axes)])) if large else {}
+    totals = next(_sum_by_tile([RowGroup(scope, scope, rows, small, large, axes)]))
     first = 0
     for statement, own in zip(scopes, by_statement):
         is_summed = bool(large) and all(_is_summed_by_tile(row, large) for row in own)
@@ -90,35 +99,51 @@ def write_unrolled(*scopes: Scope) -> None:
 
 def write_unrolled_sum(*scopes: Scope) -> None:
     """Write a program's rows, each the sum of a row of every statement: they are stored when all are added up."""
-    loads, parts = dict[LoadKey, Load](), list[RowGroup]()
-    for scope in scopes:
-        known, axes = {*loads}, scope.spec.ordered({*scope.spec.schedule.names("tile", "step")})
-        rows = list(rows_of(scope, loads))
-        new = {key: load for key, load in loads.items() if key not in known}
-        large = _large_loads(rows, new, axes)
-        large = large if all(_is_summed_by_tile(row, large) for row in rows) else []
-        parts.append(RowGroup(rows, [load for load in new.values() if load not in large], large, axes))
+    loads = dict[LoadKey, Load]()
+    parts = [_row_group(scope, loads) for scope in scopes]
     results = [""] * len(parts[0].rows)
     for part, totals in zip(parts, _sum_by_tile(parts)):
         for at, row in enumerate(part.rows):
             text = totals.get(at, "")
-            if row.terms and not part.large:
+            if row.terms and not part.large and not part.has_turns:
                 acc = Value(row.scope.symbols.fresh("sum"), part.axes)
                 _sum_row(row, acc)
                 text = _total(row.scope.spec, acc).text
             if text and results[at]:  # added at once: few results are held until the end
-                text = row.scope.let(f"{results[at]} + {text}", (), "row").text
+                text = part.scope.let(f"{results[at]} + {text}", (), "row").text
             results[at] = text or results[at]
-    store_rows(scopes[0], [Row(row.scope, []) for row in parts[0].rows], results, parts[0].axes)
+    store_rows(scopes[0], [Row(row, []) for row in output_rows(scopes[0])], results, parts[0].axes)
+
+
+def _row_group(scope: Scope, loads: dict[LoadKey, Load]) -> RowGroup:
+    """Return a statement's rows and what they wait for, as one of several that are added up.
+
+    What a loop loads is gone after it: it may take what is in `loads`, and leaves them as they are.
+    """
+    known, axes = {*loads}, scope.spec.ordered({*scope.spec.schedule.names("tile", "step")})
+    names = _turns(scope)
+    body = scope.aside() if names else scope
+    for name in names:
+        body = open_blocks(body, name)
+    own = loads if body is scope else dict(loads)
+    rows = list(rows_of(body, own))
+    new = {key: load for key, load in own.items() if key not in known}
+    large = _large_loads(rows, new, axes)
+    large = large if all(_is_summed_by_tile(row, large) for row in rows) else []
+    return RowGroup(scope, body, rows, [load for load in new.values() if load not in large], large, axes)
+
+
+def _turns(scope: Scope) -> list[str]:
+    """Return the summed axes of which a program takes a block in each turn of a loop."""
+    return [name for name in scope.spec.schedule.names("step") if name not in scope.indices]
 
 
 def rows_of(scope: Scope, loads: dict[LoadKey, Load]) -> Iterator[Row]:
     """Yield the rows of one statement's output, whose loads are added to `loads`."""
     schedule = scope.spec.schedule
     sums = [name for name in schedule.names("unrolled") if name not in schedule.free]
-    in_pieces = zip(*[output_rows(piece) for piece in _pieces(scope)])
-    for row, pieces in zip(output_rows(scope), in_pieces):
-        yield Row(row, [term for piece in pieces for term in _terms_of_row(piece, sums, loads)])
+    for row in output_rows(scope):
+        yield Row(row, _terms_of_row(row, sums, loads))
 
 
 def output_rows(scope: Scope) -> list[Scope]:
@@ -177,36 +202,6 @@ def _store_waiting(scope: Scope, waiting: list[tuple[str, int, int]]) -> None:
     _, start, step = waiting[0]
     store_interleaved(scope.child(indent=0), [text for text, *_ in waiting], start, step)
     waiting.clear()
-
-
-def _pieces(scope: Scope) -> list[Scope]:
-    """Return a scope for every combination of blocks of the summed axes, in which they hold the values of those blocks.
-
-    An extent that is no power of two is covered by equal blocks more closely than by one. The values of a block have
-    one name in all pieces, and in all statements that are added up: a tile that has no other axis is loaded once.
-    """
-    spec = scope.spec
-    names = [name for name in spec.schedule.names("step") if not spec.is_one_step(name)]
-    blocks = [
-        [_block(scope, name, at) for at in range(-(-spec.schedule.extents[name] // spec.block(name)))] for name in names
-    ]
-    pieces = []
-    for chosen in product(*blocks):
-        piece = scope.child(indent=0)
-        for block in chosen:
-            piece.indices |= {
-                name: value for name, value in block.indices.items() if value is not scope.indices.get(name)
-            }
-            piece.bounds |= {name: value for name, value in block.bounds.items() if value is not scope.bounds.get(name)}
-        pieces.append(piece)
-    return pieces
-
-
-def _block(scope: Scope, name: str, at: int) -> Scope:
-    """Write the values of one block of a summed axis; return a scope that has them."""
-    block = scope.child(indent=0, prefix=f"{scope.prefix}_{at}")
-    define_step(block, name, f"{at * scope.spec.block(name)} + ")
-    return block
 
 
 def _entries(scope: Scope, names: Sequence[str]) -> Iterator[Scope]:
@@ -279,7 +274,7 @@ def _number(scope: Scope, access: Access) -> float:
 
 
 def _literal(spec: KernelSpec, number: float) -> str:
-    text = repr(number) if math.isfinite(number) else f'float("{number}")'
+    text = repr(number) if isfinite(number) else f'float("{number}")'
     return text if spec.accumulate == "tl.float32" else f"tl.full((), {text}, {spec.accumulate})"
 
 
@@ -346,53 +341,96 @@ def _sum_by_tile(parts: Sequence[RowGroup]) -> Iterator[dict[int, str]]:
 
     Each of that factor's tiles is loaded once, for all rows, as many tiles ahead as the config has stages. A row that
     is complete is summed over the axes that the output lacks, so that few rows are whole tiles at a time. Where the
-    tiles of all parts have one shape a row is one tile for all of them, and is summed over these axes once.
+    tiles of all parts have one shape a row is one tile for all of them, and is summed over these axes once. A part that
+    has turns adds to the tiles of its rows in each.
     """
-    scope, uses = parts[0].rows[0].scope, [_uses(part.rows, part.large) for part in parts]
-    waiting, ahead = [lines for part in parts for lines in _lines_of_loads(part)], scope.spec.config.num_stages
+    uses, ahead = [_uses(part) for part in parts], parts[0].scope.spec.config.num_stages
     are_alike = len({_shape(part) for part in parts}) == 1
     group = lambda number: 0 if are_alike else number
     turns = [
         (number, at, row) for number, own in enumerate(uses) for at, terms_of in enumerate(own) for row in terms_of
     ]
     last = {(group(number), row): (number, at) for number, at, row in turns}
+    in_line = [(part, own) for part, own in zip(parts, uses) if not part.has_turns]
+    loads = Ahead([lines for part, own in in_line for lines in _lines_of_loads(part, own)], ahead)
     sums: dict[tuple[int, int], str] = {}
-    loaded = done = 0
     for number, part in enumerate(parts):
         results: dict[int, str] = {}
+        scope, body, own = part.scope, part.body, loads
+        if part.has_turns:
+            own = Ahead(_lines_of_loads(part, uses[number]), ahead)
+            for row in dict.fromkeys(row for terms_of in uses[number] for row in terms_of):
+                if (group(number), row) not in sums:
+                    scope.line(f"acc_{row} = {zeros(scope.spec, part.axes)}")
+                    sums[group(number), row] = f"acc_{row}"
         for at, terms_of in enumerate(uses[number] or [{}]):
-            while loaded < min(done + ahead, len(waiting)):
-                scope.lines += waiting[loaded]
-                loaded += 1
-            done += 1
+            own.write_next(body)
             for row, terms in terms_of.items():
-                spec, key = part.rows[row].scope.spec, (group(number), row)
+                key, spec = (group(number), row), part.rows[row].scope.spec
                 for value in _summands(spec, terms):
-                    scope.line(f"acc_{row} {'+=' if key in sums else '='} {spec.tile.spread(value, part.axes)}")
+                    sign = "+=" if key in sums else "="
+                    body.line(f"acc_{row} {sign} {spec.tile.spread(value, part.axes)}")
                     sums[key] = f"acc_{row}"
-                if last[key] == (number, at):
-                    results[row] = scope.let(_total(spec, Value(sums[key], part.axes)).text, (), "row").text
+                if last[key] == (number, at) and not part.has_turns:
+                    results[row] = _whole_row(part, row)
+        if part.has_turns:
+            scope.lines += body.lines
+            ended = [row for (own_group, row), (end, _) in last.items() if (own_group, end) == (group(number), number)]
+            results |= {row: _whole_row(part, row) for row in ended}
         yield results
+
+
+def _whole_row(part: RowGroup, row: int) -> str:
+    """Write the sum of a row's tile over the axes that the output lacks; return its variable."""
+    return part.scope.let(_total(part.rows[row].scope.spec, Value(f"acc_{row}", part.axes)).text, (), "row").text
+
+
+@dataclass
+class Ahead:
+    """Loads of tiles, in their order, of which `count` are written before the first is read."""
+
+    lines: Sequence[list[str]]
+    count: int
+    written: int = 0
+    read: int = 0
+
+    def write_next(self, scope: Scope) -> None:
+        """Write the loads that come before the next tile is read."""
+        while self.written < min(self.read + self.count, len(self.lines)):
+            scope.lines += self.lines[self.written]
+            self.written += 1
+        self.read += 1
 
 
 def _shape(part: RowGroup) -> tuple[tuple[int, bool], ...]:
     """Return the lengths of a part's tiles, and along which of their axes rows are summed."""
-    spec = part.rows[0].scope.spec
+    spec = part.scope.spec
     return tuple((spec.block(axis), spec.schedule.is_kept(axis)) for axis in part.axes)
 
 
-def _lines_of_loads(part: RowGroup) -> list[list[str]]:
-    """Return the lines of each large load, those of the small ones before the first."""
-    small, large = [line for load in part.small for line in load.lines], [load.lines for load in part.large]
-    return [[*small, *large[0]], *large[1:]] if large else [small]
+def _lines_of_loads(part: RowGroup, uses: Sequence[dict[int, list[Term]]]) -> list[list[str]]:
+    """Return the lines of each large load; before them, those of the small ones that its products read first.
+
+    What no product of a large load reads as a tile comes before all of them.
+    """
+    small = {load.value: load.lines for load in part.small}
+    lines = list[list[str]]()
+    for load, terms_of in zip(part.large, uses):
+        tiles = [tile for terms in terms_of.values() for term in terms for tile in term.tiles]
+        lines.append([line for tile in tiles for line in small.pop(tile, [])] + load.lines)
+    lines = lines or [[]]
+    lines[0] = [line for each in small.values() for line in each] + lines[0]
+    return lines
 
 
-def _uses(rows: Sequence[Row], large: Sequence[Load]) -> list[dict[int, list[Term]]]:
-    """Return for each large tile the products that wait for it, by their rows."""
-    order = {load.value: at for at, load in enumerate(large)}
-    uses: list[dict[int, list[Term]]] = [{} for _ in large]
-    for number, row in enumerate(rows):
-        if _is_summed_by_tile(row, large):
+def _uses(part: RowGroup) -> list[dict[int, list[Term]]]:
+    """Return for each large tile the products that wait for it, by their rows; all of a turn without such tiles."""
+    if part.has_turns and not part.large:
+        return [{number: row.terms for number, row in enumerate(part.rows) if row.terms}]
+    order = {load.value: at for at, load in enumerate(part.large)}
+    uses: list[dict[int, list[Term]]] = [{} for _ in part.large]
+    for number, row in enumerate(part.rows):
+        if _is_summed_by_tile(row, part.large):
             for term in row.terms:
                 last = max(order[tile] for tile in term.tiles if tile in order)
                 uses[last].setdefault(number, []).append(term)

@@ -27,7 +27,7 @@ from .grouping import Grouping, groupings, number_of_tiles
 from .joint import holds_sums, in_turns, joint_schedules, may_share_kernel, summed_schedules
 from .movement import VECTOR_BYTES, WARP_ROW, block_along
 from .relayout import Split
-from .rules import LARGEST_TILE, LEAST_TILE, MOST_ENTRIES, other_schedules, schedules
+from .rules import LARGEST_TILE, MOST_ENTRIES, other_schedules, schedules
 from .scatter import ON_CHIP_EXTENT, Factor, Flat, Merged, OneHot, Owner, is_of_one_length, is_varying, strategies
 from .schedule import Schedule, Strides, resized
 from .split import split
@@ -37,7 +37,6 @@ __all__ = [
     "H200",
     "KNOWN_DIVISOR",
     "LARGEST_TILE",
-    "LEAST_TILE",
     "MOST_ENTRIES",
     "ON_CHIP_EXTENT",
     "SHORT",

@@ -25,7 +25,6 @@ from .stretches import is_crowded, reads_stretches, stretch
 
 __all__ = [
     "LARGEST_TILE",
-    "LEAST_TILE",
     "MOST_ENTRIES",
     "other_schedules",
     "schedules",

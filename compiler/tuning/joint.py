@@ -28,9 +28,10 @@ from ..planning import (
 )
 from ..runtime import JointLauncher, joint_launcher
 from .autotune import BUILDERS, host_milliseconds
-from .cost import JointCost, floor_milliseconds
+from .cost import Cost, JointCost, floor_milliseconds
+from .footprint import unrolled_registers
 from .problem import Problem, digest
-from .space import run_lengths
+from .space import ONE_WARP, TILES_AHEAD, run_lengths
 from .tuning_cache import Key
 
 __all__ = ["JointProblem", "SummedProblem", "joint_problem", "summed_problem"]
@@ -47,12 +48,7 @@ EACH_OF_A_SUM, MOST_WARPS = 16, 16  # elements for a thread of a sum that is too
 # more elements than its sides have results; not measured.
 WIDTHS, WARPS_OF_PARTS, EACH_OF_PARTS = (128, 64, 256), (4, 8), (32, 16)
 
-# Of statements that are added up: elements along memory, warps, elements of a tile for each thread, and tiles that are
-# loaded ahead. Several warps exchange sums (one H200: 0.26 to 10 ms where one took 0.21 to 1.3, for sums of a fully
-# connected product of 48, 24, 12 and 6 channels, `python -m bench.products --seed 4211 --cases 2`), and 16 elements
-# for a thread spill registers, as compiled for sm_90.
-SUMMED = ((32, 1, 8, 6), (32, 1, 4, 12), (32, 1, 8, 12))
-MOST_PRODUCTS = 1024  # of a source: 525 of them, and 958, take about 6 s to compile
+MOST_PRODUCTS = 1024  # of a source of statements that are added up
 # Elements for each thread of one warp, over tables where programs add parts of sums: rows that are summed along. One
 # H200, gradients of x, y and weights (`python -m bench.products --seed 4211 --cases 0`, `--seed 7702 --cases 0 4`): of
 # 44 channels up to lmax 1 0.82 ms with two rows, 0.69 with four and with eight, 0.97 in three kernels; of 108 channels
@@ -118,9 +114,13 @@ class JointProblem:
         is_wide = bool(first.tables) and len(fixed) > 1
         return tuple(config for config in ways if not is_wide or self._of_a_thread(config) <= MOST_OF_A_THREAD)
 
+    def _costs(self, config: Config) -> list[Cost]:
+        """Return what each statement of a config costs."""
+        return [problem.cost(part, config) for part, problem in zip(self.schedules, self.problems)]
+
     def _of_a_thread(self, config: Config) -> int:
         """Return how many products a thread has: one for each entry of the tables and element of a tile."""
-        entries = sum(problem.cost(part, config).entries for part, problem in zip(self.schedules, self.problems))
+        entries = sum(cost.entries for cost in self._costs(config))
         threads = config.num_warps * device_of(self.schedules[0].bound.device).warp_width
         return entries * max(1, prod(block for _, block in config.blocks) // threads)
 
@@ -231,23 +231,21 @@ class SummedProblem(JointProblem):
 
     @cached_property
     def configs(self) -> tuple[Config, ...]:
-        """The configs that are worth trying, but for those whose source would be long."""
-        ways = dict.fromkeys(self._summed_config(*choices) for choices in SUMMED)
-        return tuple(config for config in ways if self._products(config) <= MOST_PRODUCTS)
+        """The configs that are worth trying; none if their source would be long."""
+        registers = device_of(self.schedules[0].bound.device).thread_registers
+        ways = dict.fromkeys(
+            self._summed_config(along, each)
+            for along, each in ONE_WARP
+            if all(unrolled_registers(part, each, TILES_AHEAD) <= registers for part in self.schedules)
+        )
+        return tuple(config for config in ways if sum(cost.entries for cost in self._costs(config)) <= MOST_PRODUCTS)
 
-    def _products(self, config: Config) -> int:
-        """Return how many products the source of a config has: each entry of a statement, for each of its blocks."""
-        costs = [problem.cost(part, config) for part, problem in zip(self.schedules, self.problems)]
-        steps = [part.names("step") for part in self.schedules]
-        pieces = [[-(-cost.extents[name] // config.block(name)) for name in own] for cost, own in zip(costs, steps)]
-        return sum(prod(own) * cost.entries for own, cost in zip(pieces, costs))
-
-    def _summed_config(self, along: int, warps: int, each: int, stages: int) -> Config:
-        """Return a config with tiles of `each` elements for a thread, and up to `along` of them side by side.
+    def _summed_config(self, along: int, each: int) -> Config:
+        """Return a config with tiles of one warp, `each` elements for a thread, up to `along` of them side by side.
 
         What is summed over is taken in blocks, which are as long in all statements, so that their tiles can be added.
         """
-        room, most = warps * each * device_of(self.schedules[0].bound.device).warp_width, along
+        room, most = each * device_of(self.schedules[0].bound.device).warp_width, along
         parts = list(zip(self.schedules, self.strides))
         blocks: dict[str, int] = {}
         for is_along in (True, False):
@@ -259,7 +257,7 @@ class SummedProblem(JointProblem):
                 is_kept = name in own.free
                 blocks[name] = min(power_of_two(own.extents[name]), most) if is_kept else _covering(summed, most)
             most = max(1, room // max([blocks[name] for name, _ in names], default=1))
-        return Config(tuple(blocks.items()), warps, stages)
+        return Config(tuple(blocks.items()), 1, TILES_AHEAD)
 
     @property
     def apart_floor(self) -> float:

@@ -19,7 +19,6 @@ from ..codegen import Config
 from ..language import Var
 from ..planning import (
     LARGEST_TILE,
-    MOST_ENTRIES,
     SHORT,
     VECTOR_BYTES,
     Device,
@@ -28,12 +27,12 @@ from ..planning import (
     is_varying,
     line_of,
 )
-from .footprint import accumulators
+from .footprint import accumulators, unrolled_registers
 from .measured import Point, measured_points
 from .stretches import most_parts, stretch_configs
 from .traits import LONG_TILE, TENSOR_CORE_SIDE, Traits, fitting, gathers_rows, slices, table_axes, traits_of
 
-__all__ = ["configs", "run_lengths", "spread"]
+__all__ = ["ONE_WARP", "TILES_AHEAD", "configs", "run_lengths", "spread"]
 
 BUSY = 4  # programs for each multiprocessor, so that none waits for the last; an estimate, not measured
 # Turns of a loop, if it has them, for each program that shares it, so that adding parts stays the smaller part; an
@@ -50,12 +49,14 @@ MOST_TILES_AHEAD = 12  # of a source that holds tables: they wait in registers
 # first: a product of 24 channels up to lmax 2 took an H200 0.035 ms so and 0.047 with padded tiles (4,000 samples), of
 # 40 and 80 channels up to lmax 1 0.031 and 0.050, 0.119 and 0.187. Padded ones stay for where they have fewer programs.
 COVERED = 1
-# Tiles over tables in the source that have two axes: elements along memory, of a tile, of a thread, and of all tiles
-# that are on their way to a program. Tuning chooses among them: the gradient of x with 85 channels up to lmax 1 took an
-# H200 0.825 ms with the first and 0.857 without them (27,865 samples).
-LENGTHS, TILE = (32, 64, 128), 1024
-ELEMENTS_OF_A_THREAD, TILES_ON_THEIR_WAY = 8, 4096
-MOST_PIECES = 3  # that such a tile walks a summed axis in; with 6 of 85 channels registers are spilled
+# Tiles over tables in the source that have two axes, of one warp, which exchanges no sums with others: elements along
+# memory, and of a thread; so many tiles are ahead, of which 2 and 8 took as long. One H200, products with weights for
+# each sample in ms (share of the floor): 108 channels up to lmax 1 0.761 by the first (1.00), 107 up to lmax 2 0.329 by
+# the third (0.87), 44 up to lmax 1 0.298 by the third (0.91), 68 up to lmax 2 0.368 by the fourth (0.79), the gradient
+# of y of 44 0.275 by the last (0.99); tiles of several warps took 1.268, 0.705, 0.359, 0.388 and 0.301. Statements that
+# are added up take them too: sums of 48, 24, 12 and 6 channels took several warps up to 8 times as long
+# (`python -m bench.products --seed 4211 --cases 2`).
+ONE_WARP, TILES_AHEAD = ((128, 16), (64, 16), (64, 8), (32, 8), (32, 4)), 4
 HARDLY_MORE = 1.15  # times the elements of the closest cover; an estimate, not measured
 LEAST_ACCUMULATORS, MOST_ACCUMULATORS = 8, 256  # registers of a thread that a tile of the grid has sums in
 # Copies of an output that programs scatter into, the most that gained: 5.6 million numbers into 773 places took an
@@ -192,10 +193,9 @@ class Space:
             yield from self.along_memory()
 
     def along_memory(self) -> Iterator[Config]:
-        """Yield tiles over tables in the source that are longer along the memory of what has both axes.
+        """Yield tiles over tables in the source that lie along the memory of what has both axes.
 
-        They are as deep as leaves a thread its elements, and as many are on their way as fill the same registers. A
-        summed axis is walked in blocks.
+        They are as deep as leaves a thread of their one warp its elements. What is summed over is walked in blocks.
         """
         schedule, axes = self.schedule, self.schedule.axes
         accesses = [schedule.output, *schedule.accesses]
@@ -204,14 +204,20 @@ class Space:
             return
         along = widest[-1].name
         lengths = {name: power_of_two(schedule.extents[name]) for name in axes}
-        for length in LENGTHS:
-            other = max(1, TILE // min(lengths[along], length))
+        for length, each in ONE_WARP:
+            other = max(1, each * self.device.warp_width // min(lengths[along], length))
             blocks = {name: min(lengths[name], length if name == along else other) for name in axes}
-            size = prod(blocks.values())
-            pieces = prod(-(-schedule.extents[name] // blocks[name]) for name in schedule.names("step"))
-            if size == TILE and pieces <= MOST_PIECES and self.has_few_pieces(blocks):
-                stages = TILES_ON_THEIR_WAY // size if self.traits.is_streamed else 1
-                yield Config(tuple(blocks.items()), size // (ELEMENTS_OF_A_THREAD * self.device.warp_width), stages)
+            config = Config(tuple(blocks.items()), 1, TILES_AHEAD)
+            yield from (config,) if self.has_registers(config) else ()
+
+    def has_registers(self, config: Config) -> bool:
+        """Whether a thread has registers for a tile over tables in the source, if it walks a summed axis in blocks."""
+        schedule = self.schedule
+        if not schedule.tables or all(schedule.is_one_step(own, config.block(own)) for own in schedule.names("step")):
+            return True
+        each = max(1, prod(size for _, size in config.blocks) // (config.num_warps * self.device.warp_width))
+        ahead = min(config.num_stages, TILES_AHEAD)
+        return unrolled_registers(schedule, each, ahead) <= self.device.thread_registers
 
     def place(self, point: Point) -> Iterator[Config]:
         """Yield a point as a config, clipped to the statement; nothing if the statement has no such point."""
@@ -254,7 +260,7 @@ class Space:
         steps = {name: size for name, size in closer.items() if schedule.roles[name] == "step"}
         for chosen in (steps, closer):
             blocks = tuple((name, chosen.get(name, size)) for name, size in config.blocks)
-            if blocks != config.blocks and self.has_few_pieces(dict(blocks)):
+            if blocks != config.blocks:
                 shallower = prod(config.block(name) // size for name, size in steps.items())
                 most = max(MOST_TILES_AHEAD if schedule.tables else MOST_STAGES, config.num_stages)
                 warps, smaller = (
@@ -263,16 +269,8 @@ class Space:
                 )
                 warps = max(1, warps // smaller) if schedule.tables else warps
                 stages = min(1 + (config.num_stages - 1) * shallower, most)
-                yield replace(config, blocks=blocks, num_warps=warps, num_stages=stages)
-
-    def has_few_pieces(self, blocks: Mapping[str, int]) -> bool:
-        """Whether a source that holds tables stays short if it walks its summed axes in blocks."""
-        schedule = self.schedule
-        if not schedule.tables:
-            return True
-        pieces = prod(-(-schedule.extents[name] // blocks[name]) for name in schedule.names("step"))
-        entries = prod(schedule.extents[name] for name in schedule.names("unrolled"))
-        return pieces == 1 or pieces * entries <= MOST_ENTRIES
+                covering = replace(config, blocks=blocks, num_warps=warps, num_stages=stages)
+                yield from (covering,) if self.has_registers(covering) else ()
 
     def closest(self, name: str, size: int) -> int:
         """Return the longest tile up to `size` that covers an extent with hardly more padding than any other.

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..compiler import LARGEST_TILE, LEAST_TILE, device_of, power_of_two
+from ..compiler import device_of, power_of_two
 from ..formats.facts import ConstantTables, Fact, OwnedRows
 from ..formats.torch_state import asked_once, is_free, is_grad_enabled, is_watched
 from ..functional import insum, insum_pinned
@@ -34,17 +34,14 @@ from .contraction import NO_ROWS, Contractions, Rows
 __all__ = [
     "HELD_PARTS",
     "MEASURED_HELD",
-    "MEASURED_PADDED",
     "TEXTS",
     "InMemory",
     "MeasuredHeld",
-    "MeasuredPadded",
     "PathTables",
     "Side",
     "Tables",
     "held_bytes",
     "held_texts",
-    "padding",
     "product_texts",
 ]
 
@@ -73,57 +70,20 @@ class MeasuredHeld(NamedTuple):
 MEASURED_HELD = (
     MeasuredHeld(1, 16, Z=(0.010, 0.022), X=(0.010, 0.030), Y=(0.010, 0.025), W=(0.012, 0.035)),
     MeasuredHeld(1, 32, Z=(0.049, 0.050), X=(0.043, 0.085), Y=(0.049, 0.065), W=(0.047, 0.083)),
-    MeasuredHeld(1, 64, Z=(0.185, 0.160), X=(0.160, 0.250), Y=(0.251, 0.159), W=(0.176, 0.218)),
+    MeasuredHeld(1, 64, Z=(0.161, 0.160), X=(0.160, 0.250), Y=(0.155, 0.159), W=(0.176, 0.218)),
     MeasuredHeld(2, 16, Z=(0.037, 0.098), X=(0.033, 0.200), Y=(0.039, 0.111), W=(0.034, 0.161)),
     MeasuredHeld(2, 32, Z=(0.141, 0.164), X=(0.117, 0.369), Y=(0.148, 0.266), W=(0.125, 0.309)),
-    MeasuredHeld(2, 64, Z=(0.584, 0.525), X=(0.480, 1.325), Y=(0.742, 0.832), W=(0.475, 0.688)),
+    MeasuredHeld(2, 64, Z=(0.448, 0.533), X=(0.467, 1.325), Y=(0.487, 0.716), W=(0.476, 1.110)),
     MeasuredHeld(3, 16, Z=(0.085, 0.195), X=(0.100, 0.407), Y=(0.094, 0.228), W=(0.068, 0.333)),
-    MeasuredHeld(3, 32, Z=(0.361, 0.329), X=(0.386, 0.757), Y=(0.917, 0.533), W=(0.256, 0.644)),
+    MeasuredHeld(3, 32, Z=(0.321, 0.335), X=(0.246, 0.758), Y=(0.917, 0.533), W=(0.256, 0.644)),
     MeasuredHeld(3, 64, Z=(1.419, 1.121), X=(1.963, 2.757), Y=(5.556, 1.664), W=(1.062, 1.454)),
 )
-
-
-class MeasuredPadded(NamedTuple):
-    """Milliseconds of Z by a kernel that holds the coefficients, and by tables in memory and dots in tf32."""
-
-    lmax: int
-    channels: int
-    held: float
-    in_memory: float
-
-
-# One H200, 4,000 samples, as above. A dot's tiles are powers of two; sums in a kernel that holds the coefficients are
-# walked in blocks that cover the channels closely.
-MEASURED_PADDED = (
-    MeasuredPadded(1, 40, held=0.031, in_memory=0.056),
-    MeasuredPadded(1, 48, held=0.046, in_memory=0.058),
-    MeasuredPadded(1, 64, held=0.078, in_memory=0.071),
-    MeasuredPadded(1, 80, held=0.119, in_memory=0.150),
-    MeasuredPadded(1, 96, held=0.165, in_memory=0.152),
-    MeasuredPadded(2, 24, held=0.035, in_memory=0.107),
-    MeasuredPadded(2, 48, held=0.123, in_memory=0.220),
-)
-# A guess where nothing may be timed: a kernel holds the coefficients where a path's weights take at most this part of
-# a multiprocessor's registers, so that enough programs run at once; fitted to `MEASURED_HELD`, in which W is faster to
+# A guess where nothing may be timed. A kernel holds the coefficients if they are at most so many: it walks the channels
+# in blocks, whatever their number. It holds more of them where a path's weights take at most such a part of a
+# multiprocessor's registers, so that enough programs run at once; fitted to `MEASURED_HELD`, in which W is faster to
 # make so at every size.
-HELD_PARTS = {"Z": 1 / 64, "X": 1 / 16, "Y": 1 / 64, "W": math.inf}
-# With more coefficients than this, sums for Y take registers as well, and leave its weights so small a part of them.
-HELD_ENTRIES, PART_OF_MANY = 128, 1 / 256
-
-
-# Z and X may take so many times that part where tiles of a dot that are long enough to be fast would have more elements
-# than this many times the weights, and the coefficients are few; fitted to `MEASURED_PADDED`.
-DOT_TILE, MOST_PADDING, PARTS_IF_PADDED = 32, 1.4, 16
-
-
-def padding(u: int, w: int) -> float:
-    """Return how many times the elements of a path's weights the tiles have that cover them in a dot.
-
-    >>> padding(64, 96), padding(48, 64)
-    (1.0, 1.3333333333333333)
-    """
-    covered = [-(-side // DOT_TILE) * DOT_TILE / side for side in (u, w)]
-    return covered[0] * covered[1]
+HELD_ENTRIES = 128
+HELD_PARTS = {"Z": 1 / 64, "X": 1 / 16, "Y": 1 / 256, "W": math.inf}
 
 
 def held_bytes(u: int, w: int, dtype: torch.dtype) -> int:
@@ -273,14 +233,10 @@ class PathTables(Contractions):
             return False
         if self.in_memory is None:
             return True
+        if self.known.CG.nnz <= HELD_ENTRIES:
+            return True
         _, u, w = self.shapes["W"]
-        is_many = name == "Y" and self.known.CG.nnz > HELD_ENTRIES
-        part = min(HELD_PARTS[name], PART_OF_MANY) if is_many else HELD_PARTS[name]
-        summed = {"Z": u, "X": w}.get(name)  # walked in blocks; a tile could hold all of it
-        is_short = summed is not None and power_of_two(summed) * LEAST_TILE <= LARGEST_TILE
-        if is_short and self.known.CG.nnz <= HELD_ENTRIES and padding(u, w) > MOST_PADDING:
-            part *= PARTS_IF_PADDED
-        return held_bytes(u, w, dtype) <= part * _register_bytes(device)
+        return held_bytes(u, w, dtype) <= HELD_PARTS[name] * _register_bytes(device)
 
     def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
         """Copy all tables to a device: a tracer can't make copies, and may meet the tables of gradients first."""

@@ -49,6 +49,7 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels read coefficients from tables, none has them in its source."""
     for name in path_tables.HELD_PARTS:
         monkeypatch.setitem(path_tables.HELD_PARTS, name, 0)
+    monkeypatch.setattr(path_tables, "HELD_ENTRIES", 0)
     monkeypatch.setattr(table_terms, "LARGEST_TILE", 0)
 
 

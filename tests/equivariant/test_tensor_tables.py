@@ -314,7 +314,8 @@ def test_a_compiled_product_tells_its_kernels_the_coefficients(are_held):
     if not are_held:
         pytest.skip("no kernel holds coefficients")
     ours, facts = product(NARROW), dict[str, str]()
-    ours._product.prepare(torch.device(DEVICE), torch.float32)  # as layers do where kernels run
+    tensors = operands(ours, 2)
+    ours._product.prepare(tensors[0].device, torch.float32)  # as layers do where kernels run
 
     def recorded(graph, _):
         calls = [node for node in graph.graph.nodes if node.target is torch.ops.insum_ops.run.default]
@@ -322,7 +323,7 @@ def test_a_compiled_product_tells_its_kernels_the_coefficients(are_held):
         return make_boxed_func(graph.forward)
 
     backend = aot_autograd(fw_compiler=recorded, bw_compiler=recorded)
-    torch.compile(ours, fullgraph=True, backend=backend)(*operands(ours, 2)).sum().backward()
+    torch.compile(ours, fullgraph=True, backend=backend)(*tensors).sum().backward()
     held = {text: fact for text, fact in facts.items() if "CGV" in text}
     assert len(held) > 1
     assert all(fact.startswith("known {") for fact in held.values())

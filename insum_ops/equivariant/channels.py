@@ -26,7 +26,7 @@ from torch import Tensor
 from ..compiler import JointCall, planned, run_several
 from ..formats import ELL
 from ..formats.facts import ConstantTables
-from ..formats.torch_state import asked_once, is_compiling, is_free, is_grad_enabled, is_watched
+from ..formats.torch_state import asked_once, is_free, is_grad_enabled, is_watched
 from ..functional import insum_pinned
 from ..lru_cache import LRUCache
 from .constants import Memory, copy_on
@@ -122,7 +122,7 @@ class Channels(Contractions):
         read = _with_rows(operands if seed is None else {**operands, name: seed}, rows)
         text = _statement(name, self.along, SRC is not None, DST is not None, flat)
         is_added = (name == "Z" and DST is not None) or (name == "X" and SRC is not None)
-        memory = {} if is_compiling() else side.memory(size[0] if is_added else -1)
+        memory = {} if is_watched() else side.memory(size[0] if is_added else -1)
         return insum_pinned(memory, text, side.fixed, size, side.fact, **read)
 
     def gradients(self, wanted: Sequence[str], operands: Mapping[str, Tensor], rows: Rows) -> dict[str, Tensor]:

@@ -311,7 +311,7 @@ class PathTables(Contractions):
     ) -> Tensor:
         """Return what `run` returns, by a kernel that holds the coefficients or by tables."""
         first = next(iter(operands.values()))
-        size = (len(operands["W"] if name == "Y" else operands["Y"]), *self.shapes[name])
+        size = ((operands["W"] if name == "Y" else operands["Y"]).shape[0], *self.shapes[name])
         if is_held:
             assert self.known is not None
             return self.known.run(name, operands, seed, (SRC, None), size)

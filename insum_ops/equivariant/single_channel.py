@@ -56,7 +56,7 @@ class SingleTerm(WithFallback):
         if W is None or W.dim() != 2 or Y.dim() != 2 or is_transformed() or not has_kernels(X.device):
             return self.plain(X, Y, W, Z, size, SRC)
         X = gathered(X.unsqueeze(2) if X.dim() == 2 else X, SRC, size[0])
-        return self.product({"X": X, "Y": Y, "W": W.view(len(W), *self.weight_shape)}, Z, size)
+        return self.product({"X": X, "Y": Y, "W": W.view(W.shape[0], *self.weight_shape)}, Z, size)
 
 
 def with_single_channels(

@@ -94,7 +94,7 @@ class SpeciesTerm(WithFallback):
 
         def part(X: Tensor, Y: Tensor, Z: Tensor | None, SRC: Tensor | None) -> Tensor:
             V = Y @ W  # a plain matrix product: torch has the kernels
-            return per_sample(X, one.expand(len(Y), 1), V, Z, (len(Y), *size[1:]), SRC)
+            return per_sample(X, one.expand(Y.shape[0], 1), V, Z, (Y.shape[0], *size[1:]), SRC)
 
         if size[0] <= rows:
             return part(X, Y, Z, SRC)

@@ -36,7 +36,7 @@ class Tabled(WithFallback):
         raise NotImplementedError
 
     def run(self, X: Tensor, Y: Tensor, W: Tensor, Z: Tensor | None, SRC: Tensor | None) -> Tensor:
-        W = W.view(len(W), self.plain.num_paths, *self.plain.weight_shape[::2])
+        W = W.view(W.shape[0], self.plain.num_paths, *self.plain.weight_shape[::2])
         product = lambda given: self.product(given["X"], given["Y"], given["W"], given.get("Z"), SRC)
         return outside_autocast(product, {"X": X, "Y": Y, "W": W, **({} if Z is None else {"Z": Z})})
 
@@ -86,7 +86,7 @@ class ColumnTerm(Tabled):
         self.side.on(device, dtype)
 
     def product(self, X: Tensor, Y: Tensor, W: Tensor, Z: Tensor | None, SRC: Tensor | None) -> Tensor:
-        return self.side(self.texts[int(SRC is not None)], X, Y, W, Z, (len(Y), *self.row), SRC)
+        return self.side(self.texts[int(SRC is not None)], X, Y, W, Z, (Y.shape[0], *self.row), SRC)
 
     def __call__(
         self,

@@ -64,10 +64,12 @@ test-thorough:
 SET_UP := $(if $(filter $(VENV)/%,$(RUN)),$(INSTALLED))
 
 # Every entry point in every tool of torch; what the cells give is stored, and docs/use/torch-tools.md written from it.
-# A machine with a GPU runs what needs one: make test-torch RUN=python3 JOBS=16. Its tests/torch_table/cells.json comes
+# A machine with a GPU runs what needs one: make test-torch RUN=python3 JOBS=16 ONLY='GPU or capture', which takes the cells
+# whose names have one of these words; CXX=/usr/bin/g++ where that is another. Its tests/torch_table/cells.json comes
 # into the page of another checkout by: make torch-page CELLS=path/to/cells.json
+ONLY ?=
 test-torch: $(SET_UP)
-	INSUM_TESTS=torch $(PYTEST) tests/torch_table
+	INSUM_TESTS=torch $(PYTEST) tests/torch_table$(if $(ONLY), -k '$(ONLY)')
 
 CELLS ?=
 torch-page: $(SET_UP)

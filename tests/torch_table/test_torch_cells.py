@@ -43,7 +43,8 @@ SINGLE = {"TORCHINDUCTOR_VEC_ISA_OK": "0", "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_H
 # torch's, takes longest to compile: without optimizations.
 ENVIRONMENT = {
     **os.environ,
-    "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")])),
+    # where the package is not installed a cell's process finds that of the checkout
+    "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH")])),
     "OMP_NUM_THREADS": "1",
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
     "AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL": "O0",

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from insum_ops.compiler import JointCall, run_plain, run_several, run_summed
 from insum_ops.compiler.routes import joint
+from insum_ops.compiler.tuning import joint as tuning_jointly
 from insum_ops.formats.facts import ConstantTables
 
 pytestmark = pytest.mark.kernels
@@ -141,16 +142,21 @@ def test_an_infinite_factor_stays_in_its_row():
         assert not found[2, 0].isfinite().any()
 
 
-def test_a_source_that_would_be_long_is_not_written():
-    """1,024 products are the most, which take seconds to compile; 60 statements of 4 entries in 7 blocks have more."""
+def test_a_source_that_would_be_long_is_not_written(monkeypatch):
+    """60 statements of 4 entries have more products than so many, however many blocks of channels they walk."""
     torch.manual_seed(6)
     calls, _ = parts(2)
     wide = calls[0]._replace(tensors=[torch.randn(2, 2, 112, device=DEVICE), *calls[0].tensors[1:]])
     wide.tensors[2] = torch.randn(2, 112, COLUMNS, device=DEVICE)
+    monkeypatch.setattr(tuning_jointly, "MOST_PRODUCTS", 239)
     with pretended_clock(joint) as contests:
         found = summed([wide] * 60)
         assert not contests
     assert_matches(found / 60, summed([wide]).double())
+    monkeypatch.setattr(tuning_jointly, "MOST_PRODUCTS", 240)
+    with pretended_clock(joint) as contests:
+        assert_matches(summed([wide] * 60) / 60, found.double() / 60)
+        assert contests
 
 
 def test_statements_that_no_kernel_adds_up_come_one_after_the_other():

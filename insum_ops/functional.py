@@ -129,11 +129,11 @@ def insum_pinned(
     runs so where gradients are asked for or a transform is active.
     """
     operands = {**tensors, **fixed}
-    follows = is_compiling() or is_traced([*operands.values()])  # torch 2.11 says the latter alone below Dynamo
-    if wants_gradient(list(operands.values())) or not (follows or is_free()) or (follows and fact is None):
+    is_followed = is_compiling() or is_traced([*operands.values()])  # torch 2.11 says the latter alone below Dynamo
+    if wants_gradient(list(operands.values())) or not (is_followed or is_free()) or (is_followed and fact is None):
         return insum(expr, size=size, **operands)
     run = lambda *_: run_plain(expr, ",".join(operands), size, list(operands.values()), fact)
-    if follows:
+    if is_followed:
         return run()
     key = None if fact is None else fact.key
     marks = "pinned", expr, None if size is None else tuple(size), key, *tensors

@@ -352,13 +352,13 @@ def _sum_by_tile(parts: Sequence[RowGroup]) -> Iterator[dict[int, str]]:
     ]
     last = {(group(number), row): (number, at) for number, at, row in turns}
     in_line = [(part, own) for part, own in zip(parts, uses) if not part.has_turns]
-    loads = Ahead([lines for part, own in in_line for lines in _lines_of_loads(part, own)], ahead)
+    loads = LoadsAhead([lines for part, own in in_line for lines in _lines_of_loads(part, own)], ahead)
     sums: dict[tuple[int, int], str] = {}
     for number, part in enumerate(parts):
         results: dict[int, str] = {}
         scope, body, own = part.scope, part.body, loads
         if part.has_turns:
-            own = Ahead(_lines_of_loads(part, uses[number]), ahead)
+            own = LoadsAhead(_lines_of_loads(part, uses[number]), ahead)
             for row in dict.fromkeys(row for terms_of in uses[number] for row in terms_of):
                 if (group(number), row) not in sums:
                     scope.line(f"acc_{row} = {zeros(scope.spec, part.axes)}")
@@ -386,7 +386,7 @@ def _whole_row(part: RowGroup, row: int) -> str:
 
 
 @dataclass
-class Ahead:
+class LoadsAhead:
     """Loads of tiles, in their order, of which `count` are written before the first is read."""
 
     lines: Sequence[list[str]]

@@ -55,10 +55,9 @@ def accumulators(config: Config, schedule: Schedule, device: Device) -> float:
 def unrolled_registers(schedule: Schedule, each: int, ahead: int) -> int:
     """Return about how many registers a thread needs with `each` elements of a tile over constant tables.
 
-    It has such a tile for each row that the tables name and for each of those that are loaded ahead, and a number for
-    each entry: what that is multiplied with is the same in all turns of a loop, and a compiler multiplies before it.
-    Compiled for sm_90, 353 entries of 16 rows spill with 4 elements (456 bytes), 36 entries of 12 rows with 16 (72);
-    83 entries of 9 rows do not with 8.
+    It has such a tile for each row that the tables name and for each of those that are loaded ahead; a number for each
+    place of the tables is an estimate. Compiled for sm_90, 353 entries of 16 rows spill with 4 elements (456 bytes), 36
+    entries of 12 rows with 16 (72); 83 entries of 9 rows do not with 8.
     """
     unrolled = schedule.names("unrolled")
     rows = prod(schedule.extents[name] for name in unrolled if name in schedule.free)

@@ -48,7 +48,7 @@ EACH_OF_A_SUM, MOST_WARPS = 16, 16  # elements for a thread of a sum that is too
 # more elements than its sides have results; not measured.
 WIDTHS, WARPS_OF_PARTS, EACH_OF_PARTS = (128, 64, 256), (4, 8), (32, 16)
 
-MOST_PRODUCTS = 1024  # of a source of statements that are added up
+MOST_PRODUCTS = 1024  # of a source of statements that are added up; an estimate
 # Elements for each thread of one warp, over tables where programs add parts of sums: rows that are summed along. One
 # H200, gradients of x, y and weights (`python -m bench.products --seed 4211 --cases 0`, `--seed 7702 --cases 0 4`): of
 # 44 channels up to lmax 1 0.82 ms with two rows, 0.69 with four and with eight, 0.97 in three kernels; of 108 channels

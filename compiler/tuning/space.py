@@ -51,11 +51,11 @@ MOST_TILES_AHEAD = 12  # of a source that holds tables: they wait in registers
 COVERED = 1
 # Tiles over tables in the source that have two axes, of one warp, which exchanges no sums with others: elements along
 # memory, and of a thread; so many tiles are ahead, of which 2 and 8 took as long. One H200, products with weights for
-# each sample in ms (share of the floor): 108 channels up to lmax 1 0.761 by the first (1.00), 107 up to lmax 2 0.329 by
-# the third (0.87), 44 up to lmax 1 0.298 by the third (0.91), 68 up to lmax 2 0.368 by the fourth (0.79), the gradient
-# of y of 44 0.275 by the last (0.99); tiles of several warps took 1.268, 0.705, 0.359, 0.388 and 0.301. Statements that
-# are added up take them too: sums of 48, 24, 12 and 6 channels took several warps up to 8 times as long
-# (`python -m bench.products --seed 4211 --cases 2`).
+# each sample in ms (share of the floor), by a one-off over all candidates: 108 channels up to lmax 1 0.761 by the first
+# (1.00), 44 0.298 by the second (0.91), 107 up to lmax 2 0.329 by the third (0.87), 68 0.368 by the fourth (0.79), the
+# gradient of y with 44 up to lmax 1 0.275 by the last (0.99). Before there was a loop, the best of the first four took
+# 1.268, 0.332, 0.705 and 0.771. Statements that are added up take them too: sums of 48, 24, 12 and 6 channels took
+# several warps up to 8 times as long (`python -m bench.products --seed 4211 --cases 2`).
 ONE_WARP, TILES_AHEAD = ((128, 16), (64, 16), (64, 8), (32, 8), (32, 4)), 4
 HARDLY_MORE = 1.15  # times the elements of the closest cover; an estimate, not measured
 LEAST_ACCUMULATORS, MOST_ACCUMULATORS = 8, 256  # registers of a thread that a tile of the grid has sums in

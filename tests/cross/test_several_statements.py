@@ -28,9 +28,20 @@ def description(target: int | str) -> Device:
     return DEVICES[f"sm_{target}" if isinstance(target, int) else target]
 
 
-def problem(target: int | str) -> SummedProblem:
+def assert_builds(target: int | str, own: JointProblem) -> None:
+    """Assert that every config fits a GPU, and for sm_90 that its threads keep their tiles in registers."""
+    dtypes = {name: dtype for part in own.problems for name, dtype in part.bound.dtypes.items()}
+    with described_as(description(target)):
+        for config in own.configs:
+            built = compile_launcher(target, own.launcher(config).kernel, dtypes)
+            assert built.metadata.shared <= SHARED_MEMORY[target]
+            if target == 90:
+                assert assembled(built).stack == 0
+
+
+def problem(target: int | str, channels: tuple[int, ...]) -> SummedProblem:
     parts, generator = [], torch.Generator().manual_seed(0)
-    for number, channels in enumerate(CHANNELS):
+    for number, length in enumerate(channels):
         components = 2 * number + 1
         known = {
             f"CGV{number}": torch.rand(ROWS, 3, generator=generator),
@@ -38,7 +49,7 @@ def problem(target: int | str) -> SummedProblem:
             f"CGK{number}": torch.randint(0, 16, (ROWS, 3), generator=generator).int(),
         }
         tensors = {name: table.to("meta") for name, table in known.items()}
-        shapes = {f"X{number}": (components, channels), "Y": (16,), f"W{number}": (channels, COLUMNS)}
+        shapes = {f"X{number}": (components, length), "Y": (16,), f"W{number}": (length, COLUMNS)}
         tensors |= {name: torch.empty(SAMPLES, *shape, device="meta") for name, shape in shapes.items()}
         bound = bind(parse(TEXT.format(number)), tensors, (SAMPLES, ROWS, COLUMNS))
         parts.append(problem_for(bound, tensors, ConstantTables.of(known)))
@@ -50,15 +61,10 @@ def problem(target: int | str) -> SummedProblem:
 
 
 @pytest.mark.parametrize("target", TARGETS if IS_THOROUGH else (90, "gfx942"))
-def test_a_sum_of_statements_compiles(target):
-    own = problem(target)
-    dtypes = {name: dtype for part in own.problems for name, dtype in part.bound.dtypes.items()}
-    with described_as(description(target)):
-        for config in own.configs:
-            built = compile_launcher(target, own.launcher(config).kernel, dtypes)
-            assert built.metadata.shared <= SHARED_MEMORY[target]
-            if target == 90:
-                assert assembled(built).stack == 0
+@pytest.mark.parametrize("channels", [CHANNELS, (108,)], ids=["several", "one"])
+def test_a_sum_of_statements_compiles(target, channels):
+    """And one statement alone: whatever the number of channels, a loop walks them in blocks."""
+    assert_builds(target, problem(target, channels))
 
 
 GRADIENTS = {  # of a product whose weights have all names of its statement: its statement, and what that reads
@@ -94,11 +100,4 @@ def gradients(target: int | str, channels: int) -> JointProblem:
 @pytest.mark.parametrize("target", TARGETS if IS_THOROUGH else (90, "gfx942"))
 def test_gradients_that_share_a_kernel_compile(target, channels):
     """Those of any number of channels: the sum over all weights, of Y, is cut into parts."""
-    own = gradients(target, channels)
-    dtypes = {name: dtype for part in own.problems for name, dtype in part.bound.dtypes.items()}
-    with described_as(description(target)):
-        for config in own.configs:
-            built = compile_launcher(target, own.launcher(config).kernel, dtypes)
-            assert built.metadata.shared <= SHARED_MEMORY[target]
-            if target == 90:
-                assert assembled(built).stack == 0
+    assert_builds(target, gradients(target, channels))

@@ -310,7 +310,7 @@ def test_compiled_without_gradients_after_a_call_that_learns():
 @pytest.mark.usefixtures("everywhere")
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own tracer does it
 def test_a_compiled_product_tells_its_kernels_the_coefficients(are_held):
-    """Both passes: on torch 2.11 the statements of a compiled product were those of any tensors, and twice as slow."""
+    """In both passes: on torch 2.11 no kernel of a compiled product had held them, and each took over twice as long."""
     if not are_held:
         pytest.skip("no kernel holds coefficients")
     ours, facts = product(NARROW), dict[str, str]()

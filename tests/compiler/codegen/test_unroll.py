@@ -389,6 +389,17 @@ def _takes_turns(schedule, config):
     return any(config.block(name) < schedule.extents[name] for name in schedule.names("step"))
 
 
+@pytest.mark.parametrize(("rows", "entries", "may_walk"), [(4, 4, True), (16, 25, False)])
+def test_only_few_rows_and_entries_are_walked_in_turns(rows, entries, may_walk):
+    """A thread has a tile for each row: with 16 and hundreds of entries it would spill, so a tile has all channels."""
+    J = torch.randint(0, rows, (rows, entries), generator=torch.Generator().manual_seed(0))
+    fixed = {"CGV": torch.ones(rows, entries), "CGJ": J, "CGK": J, "CGL": J}
+    meta = {name: values(rows, entries) if name == "CGV" else positions(rows, entries) for name in fixed}
+    moving = {"X": values(9, rows, 33), "Y": values(9, rows), "W": values(9, rows, 33, 33)}
+    own = problem(MIXED["Z"][0], {**moving, **meta}, (9, rows, 33), ConstantTables.of(fixed), NO_PADDING)
+    assert any(_takes_turns(way.schedule, way.config) for way in unrolled(own)) == may_walk
+
+
 @kernels
 def test_what_has_no_entry_hides_what_others_hold(monkeypatch):
     monkeypatch.setenv("INSUM_TUNE", "off")
